@@ -1,9 +1,9 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
 
-Public are the names in `__all__`, with these submodules: amp, autograd, backend, data, dtypes,
-errors, fft, graph, io, kernels, linalg, models, nn, ops, optim, parallel, random, testing and
-train, and what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing` and
-`train` are loaded at their first use.
+Public are the names in `__all__`, with these submodules: amp, autograd, backend, curvature, data,
+dtypes, errors, fft, graph, io, kernels, linalg, models, nn, ops, optim, parallel, random, testing
+and train, and what each of them lists in its `__all__`. `curvature`, `data`, `models`, `parallel`,
+`testing` and `train` are loaded at their first use.
 """
 
 __distribution__ = "tensorgrad-cupy"  # which tensorgrad this is, for distribution.py
@@ -170,10 +170,11 @@ __all__ += _shape.__all__
 __all__ += _softmax.__all__
 __all__ += _sorting.__all__
 
-_LATER = ("data", "models", "parallel", "testing", "train")
+_LATER = ("curvature", "data", "models", "parallel", "testing", "train")
 __all__ += _LATER
 
 if TYPE_CHECKING:
+    from tensorgrad import curvature as curvature
     from tensorgrad import data as data
     from tensorgrad import kernels as kernels
     from tensorgrad import models as models

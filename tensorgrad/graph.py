@@ -383,7 +383,9 @@ class _Watch(instrument.Observer):
         return module.forward(*args, **kwargs)
 
     def _note(self, module: Any) -> None:
-        if id(module) not in self._modules:
+        if "_copy_of" in vars(module):  # a copy that a derivative has made for this call
+            module = vars(module)["_copy_of"]()
+        if module is not None and id(module) not in self._modules:
             self._modules.add(id(module))
             self.guards.add_module(module)
             for value in vars(module).values():
@@ -544,6 +546,9 @@ class _Variant:
                 _casts_of_its_own(),
             ):
                 result = _checked(function(*self._arguments))
+                for leaf, _ in watch.leaves.values():
+                    if leaf.gradient is not None and type(leaf.gradient) is not LeafGradient:
+                        leaf.gradient.plain()  # a replay repeats no history
                 notes.settle()
                 with cuda.using_allocator(elsewhere):
                     self._result = _mapped(_copy, result)

@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "layers and optimizers": ("nn", "optim"),
     "data and models": ("data", "models"),
     "training on one or many ranks": ("train", "parallel"),
-    "instruments": ("profile", "report", "bench"),
+    "instruments": ("profile", "report", "bench", "curvature"),
     "the package": ("",),
     "programs": ("cli", "__main__", "examples"),
 }

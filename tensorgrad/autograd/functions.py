@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, Literal, TypeVar, overload
+from typing import Any, Concatenate, Literal, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from tensorgrad.autograd.tangents import (
     FORWARD_ONLY,
     Forward,
     Op,
+    dual,
     reversible,
     tangent_of,
     tangents_of,
@@ -38,8 +39,20 @@ from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
 _Index = int | np.integer[Any]
-_A, _Y, _Aux = TypeVar("_A"), TypeVar("_Y"), TypeVar("_Aux")
+_A = TypeVar("_A")
+_Y = TypeVar("_Y")
+_Aux = TypeVar("_Aux")
+_Result = TypeVar("_Result", covariant=True)
 _Primals = TypeVar("_Primals", bound="list[Any] | tuple[Any, ...]")
+
+
+class _Derivative(Protocol[_Result]):
+    """The result of `grad` and the like, as a type checker sees it: it takes arrays too."""
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _Result: ...
 
 
 class _Inputs:
@@ -70,8 +83,8 @@ class _Inputs:
 
     def build(self, leaves: Sequence[Tensor], how: trees.How = "build") -> list[Any]:
         """Return the arguments with other tensors; see `Tree.build`."""
-        remaining = iter(leaves)
-        return [tree.build([next(remaining) for _ in tree.names()], how) for tree in self._trees]
+        remaining = iter(leaves)  # each tree takes its own
+        return [tree.build(remaining, how) for tree in self._trees]
 
     def tangents(self, name: str, values: Any) -> list[Tensor]:
         """Return the leaves of tangents, checked."""
@@ -228,52 +241,60 @@ def _argument(op: str, index: Any, count: int) -> int:
     return int(index) % count
 
 
+@overload
+def value_and_grad(
+    f: _Derivative[Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload  # which tells a type checker the parameter of a lambda
 def value_and_grad(
     f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
-) -> Callable[..., tuple[Tensor, Tensor]]: ...
+) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[Tensor, ...], Tensor],
+    f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+) -> _Derivative[tuple[Tensor, Tensor]]: ...
+@overload
+def value_and_grad(
+    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor],
     argnums: Literal[0] = 0,
     has_aux: Literal[False] = False,
-) -> Callable[..., tuple[Tensor, Tensor]]: ...
+) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
     f: Callable[Concatenate[_A, ...], Tensor],
     argnums: Literal[0] = 0,
     has_aux: Literal[False] = False,
-) -> Callable[..., tuple[Tensor, _A]]: ...
+) -> _Derivative[tuple[Tensor, _A]]: ...
 @overload
 def value_and_grad(
     f: Callable[Concatenate[Any, Tensor, ...], Tensor],
     argnums: Literal[1],
     has_aux: Literal[False] = False,
-) -> Callable[..., tuple[Tensor, Tensor]]: ...
+) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
     f: Callable[Concatenate[Tensor, Tensor, ...], Tensor],
     argnums: tuple[_Index, ...],
     has_aux: Literal[False] = False,
-) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]: ...
+) -> _Derivative[tuple[Tensor, tuple[Tensor, ...]]]: ...
 @overload
 def value_and_grad(
     f: Callable[..., Tensor], argnums: tuple[_Index, ...], has_aux: Literal[False] = False
-) -> Callable[..., tuple[Tensor, tuple[Any, ...]]]: ...
+) -> _Derivative[tuple[Tensor, tuple[Any, ...]]]: ...
 @overload
 def value_and_grad(
     f: Callable[..., Tensor], argnums: _Index, has_aux: Literal[False] = False
-) -> Callable[..., tuple[Tensor, Any]]: ...
+) -> _Derivative[tuple[Tensor, Any]]: ...
 @overload
 def value_and_grad(
     f: Callable[..., tuple[Tensor, _Aux]],
     argnums: _Index | tuple[_Index, ...] = 0,
     *,
     has_aux: Literal[True],
-) -> Callable[..., tuple[tuple[Tensor, _Aux], Any]]: ...
+) -> _Derivative[tuple[tuple[Tensor, _Aux], Any]]: ...
 def value_and_grad(
     f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+) -> _Derivative[Any]:
     """Return a function that computes f and its gradient for the arguments in `argnums`.
 
     Such an argument is a tensor, or a tree of them: nested dictionaries, lists, tuples and modules.
@@ -321,52 +342,60 @@ def value_and_grad(
     return with_grad
 
 
-@overload  # for the same reason
-def grad(
-    f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
-) -> Callable[..., Tensor]: ...
 @overload
 def grad(
-    f: Callable[Concatenate[Tensor, ...], Tensor],
+    f: _Derivative[Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+) -> _Derivative[Tensor]: ...
+@overload  # which tells a type checker the parameter of a lambda
+def grad(
+    f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+) -> _Derivative[Tensor]: ...
+@overload
+def grad(
+    f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+) -> _Derivative[Tensor]: ...
+@overload
+def grad(
+    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor],
     argnums: Literal[0] = 0,
     has_aux: Literal[False] = False,
-) -> Callable[..., Tensor]: ...
+) -> _Derivative[Tensor]: ...
 @overload
 def grad(
     f: Callable[Concatenate[_A, ...], Tensor],
     argnums: Literal[0] = 0,
     has_aux: Literal[False] = False,
-) -> Callable[..., _A]: ...
+) -> _Derivative[_A]: ...
 @overload
 def grad(
     f: Callable[Concatenate[Any, Tensor, ...], Tensor],
     argnums: Literal[1],
     has_aux: Literal[False] = False,
-) -> Callable[..., Tensor]: ...
+) -> _Derivative[Tensor]: ...
 @overload
 def grad(
     f: Callable[Concatenate[Tensor, Tensor, ...], Tensor],
     argnums: tuple[_Index, ...],
     has_aux: Literal[False] = False,
-) -> Callable[..., tuple[Tensor, ...]]: ...
+) -> _Derivative[tuple[Tensor, ...]]: ...
 @overload
 def grad(
     f: Callable[..., Tensor], argnums: tuple[_Index, ...], has_aux: Literal[False] = False
-) -> Callable[..., tuple[Any, ...]]: ...
+) -> _Derivative[tuple[Any, ...]]: ...
 @overload
 def grad(
     f: Callable[..., Tensor], argnums: _Index, has_aux: Literal[False] = False
-) -> Callable[..., Any]: ...
+) -> _Derivative[Any]: ...
 @overload
 def grad(
     f: Callable[..., tuple[Tensor, _Aux]],
     argnums: _Index | tuple[_Index, ...] = 0,
     *,
     has_aux: Literal[True],
-) -> Callable[..., tuple[Any, _Aux]]: ...
+) -> _Derivative[tuple[Any, _Aux]]: ...
 def grad(
     f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+) -> _Derivative[Any]:
     """Return the function that computes the gradient of f; see `value_and_grad`.
 
     Args:
@@ -470,7 +499,7 @@ def _forward(
     """Return f(*primals), its tangent, and its aux."""
     inputs, directions = _along(op, f, primals, tangents)
     level, outer = object(), mode.forward if mode.grad_enabled else None
-    duals = [_dual(x, level, t) for x, t in zip(inputs.tensors, directions, strict=True)]
+    duals = [dual(x, level, t) for x, t in zip(inputs.tensors, directions, strict=True)]
     forward = Forward(
         (*(() if outer is None else outer.levels), level),
         mode.grad_enabled and (outer is None or outer.is_recorded),
@@ -501,14 +530,6 @@ def _check_count(op: str, tangents: Sequence[Any], primals: Sequence[Any]) -> No
         raise ArgumentError(
             f"{op}: tangents holds {len(tangents)}, expected {len(primals)}, one for each primal"
         )
-
-
-def _dual(x: Tensor, level: object, t: Tensor) -> Tensor:
-    """Return an argument of a function that jvp differentiates."""
-    flows = x.requires_grad and mode.grad_enabled
-    dual = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
-    dual.tangents = {**(tangents_of(x) if mode.grad_enabled else {}), level: t}
-    return dual
 
 
 def _parted(y: Tensor, level: object) -> tuple[Tensor, Tensor]:
@@ -726,7 +747,8 @@ def _hessian_product(op: str, f: Callable[..., Any], primals: Any, tangents: Any
     def slope(*arguments: Any) -> Tensor:
         y, dy, _ = _forward(op, f, arguments, tangents)
         _check_scalar(op, y)
-        return dy
+        found: Tensor = dy
+        return found
 
     _, grads, _ = _gradient(op, slope, range(len(primals)), False, tuple(primals), {})
     return trees.rebuilt(primals, grads)
@@ -774,16 +796,18 @@ def ggnvp(
 
 
 @overload
-def jacobian(f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0) -> Callable[..., Tensor]: ...
+def jacobian(f: _Derivative[Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
+@overload
+def jacobian(f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
 @overload
 def jacobian(
-    f: Callable[Concatenate[Tensor, ...], Tensor], argnums: Literal[0] = 0
-) -> Callable[..., Tensor]: ...
+    f: Callable[Concatenate[Tensor, Any, ...], Tensor], argnums: Literal[0] = 0
+) -> _Derivative[Tensor]: ...
 @overload
 def jacobian(
     f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0
-) -> Callable[..., Any]: ...
-def jacobian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) -> Callable[..., Any]:
+) -> _Derivative[Any]: ...
+def jacobian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) -> _Derivative[Any]:
     """Return a function that computes the Jacobian of f for the arguments in `argnums`.
 
     J[i, j] = d f(x)[i] / d x[j]
@@ -815,7 +839,7 @@ def jacobian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) ->
     return _jacobian("jacobian", f, argnums)
 
 
-def _jacobian(op: str, f: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
+def _jacobian(op: str, f: Callable[..., Any], argnums: Any) -> _Derivative[Any]:
     single, wanted = _checked(op, f, argnums, False)
 
     @wraps(f)
@@ -849,7 +873,7 @@ def _blocks(op: str, run: _RecordedRun) -> list[list[Tensor]]:
     rows, columns = (sum([x.size for x in tensors]) for tensors in (outputs, inputs))
     _check_fits(op, rows, inputs)
     by_column = columns < rows
-    blocks = [[_Block(y.shape, x, by_column) for x in inputs] for y in outputs]
+    blocks = [[_JacobianBlock(y.shape, x, by_column) for x in inputs] for y in outputs]
     for i, start in enumerate(inputs if by_column else outputs):
         units: list[Tensor | None] = [None] * len(inputs if by_column else outputs)
         for k in range(start.size):
@@ -874,7 +898,7 @@ def _check_fits(op: str, rows: int, inputs: Sequence[Tensor]) -> None:
         )
 
 
-class _Block:
+class _JacobianBlock:
     """The Jacobian of one output by one input, while its rows or columns are computed.
 
     Args:
@@ -914,7 +938,7 @@ def _block_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 @tangent_of(_block_backward)
 def _block_tangent(op: Op, *given: Tensor | None) -> Tensor:
-    block = _Block(*op.saved)
+    block = _JacobianBlock(*op.saved)
     for k, t in enumerate(given):
         if t is not None:
             block.put(k, t)
@@ -922,16 +946,18 @@ def _block_tangent(op: Op, *given: Tensor | None) -> Tensor:
 
 
 @overload
-def hessian(f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0) -> Callable[..., Tensor]: ...
+def hessian(f: _Derivative[Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
+@overload
+def hessian(f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
 @overload
 def hessian(
-    f: Callable[Concatenate[Tensor, ...], Tensor], argnums: Literal[0] = 0
-) -> Callable[..., Tensor]: ...
+    f: Callable[Concatenate[Tensor, Any, ...], Tensor], argnums: Literal[0] = 0
+) -> _Derivative[Tensor]: ...
 @overload
 def hessian(
     f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0
-) -> Callable[..., Any]: ...
-def hessian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) -> Callable[..., Any]:
+) -> _Derivative[Any]: ...
+def hessian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) -> _Derivative[Any]:
     """Return a function that computes the Hessian of f for the arguments in `argnums`.
 
     H[i, j] = d^2 f(x) / d x[i] d x[j]

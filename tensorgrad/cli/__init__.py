@@ -35,6 +35,7 @@ COMMANDS = {
     "classify": "Classify sentences with a trained classifier.",
     "compare": "Show what differs between runs in settings, environment and result.",
     "report": "Write one HTML page about a run: curves, samples, settings, environment.",
+    "curvature": "Measure eigenvalues and spectral density of the loss at a run's checkpoints.",
     "bench": "Measure kernels, steps, models, generation, parallel modes and precision, and peers.",
     "profile": "Show where the time and the memory of a training step go.",
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",

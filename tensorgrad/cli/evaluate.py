@@ -11,12 +11,11 @@ from cyclopts import Parameter
 
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.io.files import finite
-from tensorgrad.io.readers import read_json
 from tensorgrad.train import config
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.language import LanguageModeling, LanguageSettings
 from tensorgrad.train.load import run_of
-from tensorgrad.train.tasks import TASKS, task_class
+from tensorgrad.train.tasks import task_of_run
 
 
 def evaluate(
@@ -55,18 +54,13 @@ def evaluate(
         model_file: the Python file of the run's model, if it is your own; it is executed.
     """
     folder, kind = run_of(model), LanguageModeling
+    settings: Any
     if folder is not None and (folder / config.FILE).exists():
-        name = str(config.renamed(read_json(folder / config.FILE)).get("task", "language-model"))
-        if task is None and name not in TASKS:
-            raise ArgumentError(
-                f"--task: got none, expected the Python file of the run's task {name!r:.80}, which "
-                "is executed"
-            )
-        kind = task_class(name if task is None else task, "--task")
-        settings = config.load(kind.Settings, folder, model_file)
+        kind, settings = task_of_run(folder, task, model_file)
         if kind is not LanguageModeling and folder != model:
             raise ArgumentError(
-                f"evaluate: {model} is a checkpoint of a {name} run, expected the run: {folder}"
+                f"evaluate: {model} is a checkpoint of a {settings.task} run, expected the run: "
+                f"{folder}"
             )
     elif not (download or model.exists()):
         raise ArgumentError(

@@ -113,10 +113,11 @@ class Progress:
             self._bar.close()
 
     def show(self, words: str, done: int, total: int) -> None:
-        """Show how many are done, and what begins; "" at the end."""
+        """Show how many are done, of a total that may be 0, and what begins; "" at the end."""
         if self._bar is not None:
             self._bar.total, self._bar.n = total, done
             self._bar.set_postfix_str(words)
         elif self.shown and words and time.monotonic() - self._last > _SECONDS_BETWEEN_LINES:
             self._last = time.monotonic()
-            _log.info("%s: %s %d of %d: %s", self.name, self.unit, done + 1, total, words)
+            of = f" of {total}" if total else ""
+            _log.info("%s: %s %d%s: %s", self.name, self.unit, done + 1, of, words)

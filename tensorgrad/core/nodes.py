@@ -55,6 +55,8 @@ class Node:
         self.takes_gradient = takes_gradient
         self.version = versions.current
 
+    forward: Any  # the inputs, and the tangents of the outputs; set by autograd/tangents.py alone
+
 
 class Output:
     """An output of a node that has `count` of them; the node is its only edge."""

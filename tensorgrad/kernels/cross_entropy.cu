@@ -13,6 +13,7 @@
 //   cross_entropy_forward   any row, a block each. For the gradient the logits are read again, from
 //                           the L2 cache if it holds them
 //   cross_entropy_backward  the gradient, from the logits and `peaks`, in the same bytes
+//   cross_entropy_tangent   the tangents of the losses, see there, and their gradients
 //   cross_entropy_total     the sum of the losses, in a fixed order
 //   cross_entropy_rescale   values *= scale, or nothing where that is 1
 //
@@ -35,6 +36,7 @@
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
 // instantiate: {cross_entropy_forward | cross_entropy_backward | cross_entropy_rescale}<{TYPE}>
+// instantiate: cross_entropy_tangent<{TYPE}>
 // instantiate: cross_entropy_group<{TYPE}, 8>
 // instantiate: cross_entropy_group<{float | __half | __nv_bfloat16}, 32>
 // instantiate: cross_entropy_staged<{float | __half | __nv_bfloat16}>
@@ -482,5 +484,112 @@ cross_entropy_backward(T* dlogits, const T* logits, const Targets targets,
         __syncthreads();
         if (threadIdx.x == 0 && 0 <= target && target < width)
             dx[target] = from_compute<T>(gradient(to_compute(x[target])) - gradient.drop);
+    }
+}
+
+// Online softmax of logits beside their tangents: also the sums of exp(logit - maximum) times the
+// tangent, and of the tangents.
+template <typename C>
+struct TangentSums {
+    OnlineSoftmax<C> all;
+    C moved, tangents;
+
+    template <typename T, int N>
+    __device__ void absorb(const C (&x)[N], const C (&t)[N]) {
+        C largest = all.maximum;
+        #pragma unroll
+        for (C value : x) largest = max(value, largest);
+        if (largest > all.maximum) {
+            const C smaller = exp_for<T>(all.maximum - largest);
+            all = {largest, all.total * smaller};
+            moved *= smaller;
+        }
+        const C base = all.shift();
+        #pragma unroll
+        for (int k = 0; k < N; ++k) {
+            const C power = exp_less<T>(x[k], base);
+            all.total += power;
+            moved += power * t[k];
+            tangents += t[k];
+        }
+    }
+};
+
+template <typename T, typename C>
+__device__ inline TangentSums<C> merge(const TangentSums<C>& a, const TangentSums<C>& b) {
+    const OnlineSoftmax<C> all = merge<T>(a.all, b.all);
+    return {all, a.moved * exp_for<T>(a.all.maximum - all.shift())
+                 + b.moved * exp_for<T>(b.all.maximum - all.shift()), a.tangents + b.tangents};
+}
+
+// The tangents of the losses from the logits and their tangents t, a block each row: with m the
+// mean of t by p, and f = 1 + 2 * z_loss * z, they are m * f - sum(q * t). With `differentiate` the
+// row of t becomes the gradient by t, (p * f - q) * scale, and the row of logits that by the
+// logits, p * (f * (t - m) + 2 * z_loss * m) * scale; 0 for columns from `classes` on.
+// 4 * sizeof(T) bytes an element, half without gradients: these read the row again, which the L2
+// cache holds.
+template <typename T>
+__global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)
+cross_entropy_tangent(Compute<T>* __restrict__ losses, T* __restrict__ logits,
+                      T* __restrict__ tangents, const Targets targets,
+                      const GradientScale<Compute<T>> scale, int differentiate, int width,
+                      int classes) {
+    using C = Compute<T>;
+    const long long r = blockIdx.x, id = targets.ids[r];
+    T *x = logits + r * width, *t = tangents + r * width;
+    if (!targets.counts(id)) {
+        if (threadIdx.x == 0) losses[r] = 0;
+        if (differentiate) {
+            clear(x, 0, width);
+            clear(t, 0, width);
+        }
+        return;
+    }
+    const bool known = 0 <= id && id < classes, alike = aligned_alike(x, t);
+    const C x_target = known ? to_compute(x[id]) : C(0);
+    const C t_target = known ? to_compute(t[id]) : not_a_number<C>();
+    // Sums of the thread, then across the threads.
+    const TangentSums<C> nothing = {{-infinity<C>(), 0}, 0, 0};
+    TangentSums<C> sums = nothing;
+    for_places(x, classes, alike, [&](int place, auto n) {
+        const auto xs = load<n>(x + place), ts = load<n>(t + place);
+        C x_values[n], t_values[n];
+        #pragma unroll
+        for (int j = 0; j < n; ++j) {
+            x_values[j] = to_compute(xs.values[j]);
+            t_values[j] = to_compute(ts.values[j]);
+        }
+        sums.template absorb<T>(x_values, t_values);
+    });
+    sums = block_reduce(sums, nothing, [](const TangentSums<C>& a, const TangentSums<C>& b) {
+        return merge<T>(a, b);
+    });
+    // The tangent of the loss.
+    const C row_max = sums.all.shift(), part = C(1) / sums.all.total, mean = sums.moved * part;
+    const C twice = 2 * C(targets.z_loss), rise = 1 + twice * (row_max + log(sums.all.total));
+    const C each = C(targets.each);
+    if (threadIdx.x == 0)
+        losses[r] = mean * rise - C(targets.target) * t_target - each * sums.tangents;
+    if (!differentiate) return;
+    // The gradients, and once more at the target.
+    const C weight = scale(r);
+    for_places(x, classes, alike, [&](int place, auto n) {
+        auto xs = load<n>(x + place), ts = load<n>(t + place);
+        #pragma unroll
+        for (int j = 0; j < n; ++j) {
+            const C p = exp_less<T>(to_compute(xs.values[j]), row_max) * part;
+            const C away = to_compute(ts.values[j]) - mean;
+            xs.values[j] = from_compute<T>(p * (rise * away + twice * mean) * weight);
+            ts.values[j] = from_compute<T>((p * rise - each) * weight);
+        }
+        store(x + place, xs);
+        store(t + place, ts);
+    });
+    clear(x, classes, width);
+    clear(t, classes, width);
+    __syncthreads();
+    if (threadIdx.x == 0 && known) {
+        const C p = exp_less<T>(x_target, row_max) * part;
+        t[id] = from_compute<T>((p * rise - each - C(targets.target)) * weight);
     }
 }

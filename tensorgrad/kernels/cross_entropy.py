@@ -169,6 +169,33 @@ def rows_forward(
     )
 
 
+def rows_tangent(
+    losses: Array, logits: Array, tangents: Array, ids: Array, options: LossOptions,
+    scale: GradientFactor, classes: int, differentiate: bool,
+) -> None:  # fmt: skip
+    """Write the tangent of the loss of each row and, if wanted, its gradients over the operands.
+
+    Args:
+        losses: (N,).
+        logits, tangents: (N, width), C order; logits and their tangents. With `differentiate` they
+            become the gradients by them, times `scale`.
+        ids: from `flat_ids`.
+        options: of the loss.
+        scale: of the gradients.
+        classes: the number of columns that count, the first ones.
+        differentiate: whether gradients are wanted.
+    """
+    height, width = logits.shape
+    if not height:
+        return
+    load(_FILE, f"cross_entropy_tangent<{c_name(logits.dtype)}>")(
+        (height,),
+        _block(logits, 512, 4),
+        (losses, logits, tangents, _targets(ids, options, classes), scale.pack(),
+         np.int32(differentiate), np.int32(width), np.int32(classes)),
+    )  # fmt: skip
+
+
 def rescale(values: Array, scale: GradientFactor) -> None:
     """Multiply in place with one number; memory is not touched where that is 1."""
     if values.size:

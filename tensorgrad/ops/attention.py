@@ -410,7 +410,8 @@ def _tangent_packed(op: Op, t: Tensor) -> Tensor:
         qkv = _turned(qkv, whole, rotation, parts)
         t = _turned(t, rotated(_separated(t.data, parts), rotation, 1), rotation, parts)
         options = replace(done.options, rotation=None)
-        done = ForwardPass(*unpack(whole), done.y, done.logsumexp, options)
+        q, k, v = unpack(whole)
+        done = ForwardPass(q, k, v, done.y, done.logsumexp, options)
     return attention_tangent_packed(qkv, t, unpack, done)
 
 

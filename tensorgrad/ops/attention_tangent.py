@@ -177,9 +177,8 @@ def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
 def _second_tangent_packed(op: Op, uqkv: Tensor | None, ut: Tensor | None) -> Tensor:
     options, (_, t, _, _, unpack) = op.saved[5], op.saved[6:]
     whole = (op.input(0, _packed(op.saved[:3], unpack, t)), op.input(1, t), uqkv, ut)
-    q, t, *changes = ([None] * 3 if x is None else unpack(x) for x in whole)
-    changes = [part for three in changes for part in three]
-    y = cast(Tensor, _second_unfused([*q, *t], changes, options))
+    parts: list[Any] = [part for x in whole for part in ([None] * 3 if x is None else unpack(x))]
+    y = cast(Tensor, _second_unfused(parts[:6], parts[6:], options))
     return reshape(y.swapaxes(1, 2), op.node.shape)
 
 

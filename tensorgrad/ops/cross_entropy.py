@@ -35,7 +35,7 @@ from tensorgrad.core.record import record
 from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
-from tensorgrad.kernels.cross_entropy import LossOptions
+from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.ops.arguments import check_indices
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.indexing import take, take_along_axis
@@ -141,12 +141,13 @@ def cross_entropy(
     backend.same_device(op, ("logits", "targets"), (logits.data, targets))
     wanted = mode.grad_enabled and logits.requires_grad
     if type(targets) is not np.ndarray:
+        ahead = wanted and mode.forward is None  # otherwise the tangent alone may be differentiated
         loss, early, saved = cross_entropy_cuda.forward(
-            logits.data, targets, options, reduction, wanted
+            logits.data, targets, options, reduction, ahead
         )
         again = LossRows(saved[0].reshape(logits.shape), targets, options, reduction)
         saved = (Early([early]), logits.shape, *saved, again)
-        return record(op, loss, (logits,), _backward_cuda, saved)
+        return record(op, loss, (logits,), _backward, saved)
     vocabulary = logits.shape[-1]
     counted = counted_targets(op, targets, ignore_index, vocabulary)
     rows = logits.data.reshape(-1, vocabulary)
@@ -290,6 +291,10 @@ def _of_targets(op: str, weight: Tensor | None, counted: Array, ids: Array, like
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    if type(dy) is not np.ndarray:
+        early, shape, *others, _ = saved
+        (dlogits,) = early.take() or (None,)
+        return (cross_entropy_cuda.backward(dy, dlogits, tuple(others)).reshape(shape),)
     dlogits, factor, shape, _ = saved
     scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # the scale of each row, or of all
     if scale.size == 1 and scale[0, 0] == 1:
@@ -297,14 +302,8 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (rescaled(dlogits, scale).reshape(shape),)
 
 
-def _backward_cuda(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    early, shape, *others, _ = saved
-    (dlogits,) = early.take() or (None,)
-    return (cross_entropy_cuda.backward(dy, dlogits, tuple(others)).reshape(shape),)
-
-
 class LossRows(NamedTuple):
-    """What the tangent needs. The gradient does not: it may be overwritten before backward.
+    """Arrays that only the tangent needs: they may be overwritten before backward.
 
     On the CPU it is a reference to the logits, which backward alone would let go of.
     """
@@ -315,7 +314,7 @@ class LossRows(NamedTuple):
     reduction: str
 
 
-@tangent_of(_backward, _backward_cuda)
+@tangent_of(_backward)
 def _tangent(op: Op, t: Tensor) -> Tensor:
     again: LossRows = op.saved[-1]
     if assigned_since(op.node.version, again[:2]):
@@ -335,9 +334,7 @@ def _tangent(op: Op, t: Tensor) -> Tensor:
 def tangents_of_losses(
     logits: Tensor, t: Tensor, ids: Array, options: LossOptions, classes: int | None = None
 ) -> Tensor:
-    """Return the tangents of the losses of rows, in recorded ops.
-
-    With p the softmax of a row: sum(p t) (1 + 2 z_loss logsumexp) - sum(target t)
+    """Return the tangents of the losses of rows; see `rows_tangent_numpy`.
 
     Args:
         logits, t: (N, width), logits and their tangents.
@@ -348,25 +345,61 @@ def tangents_of_losses(
     Returns:
         (N,), of the dtype that logits are computed in; 0 where the target is ignored.
     """
-    if classes is not None and classes < logits.shape[1]:
-        logits, t = logits[:, :classes], t[:, :classes]
+    saved = (logits.data, t.data, ids, options, logits.shape[1] if classes is None else classes)
+    losses = backend.empty(ids.shape, compute_dtype(logits.dtype), like=ids)
+    _rows_tangent(losses, saved, None)
+    return record("tangent of cross_entropy", losses, (logits, t), _rows_backward, saved)
+
+
+def _rows_tangent(losses: Array, saved: Saved, dy: Array | None) -> Gradients:
+    """Write the tangents of the losses; return the gradients by logits and t, for dy not None."""
+    logits, t, ids, options, classes = saved
+    if type(ids) is np.ndarray:
+        x, moved = (array.astype(losses.dtype, order="C") for array in (logits, t))
+        counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
+        rows_tangent_numpy(losses, x, moved, ids, counted, options, dy, classes)
+        return x, moved
+    t = t.astype(logits.dtype, copy=False)
+    alone = backend.contiguous if dy is None else _copied
+    x, moved = alone(logits), alone(t)
+    ids, scale = cross_entropy_cuda.flat_ids(ids), GradientFactor(dy)
+    cross_entropy_cuda.rows_tangent(losses, x, moved, ids, options, scale, classes, dy is not None)
+    return x, moved
+
+
+def _copied(array: Array) -> Array:
+    return array.copy(order="C")
+
+
+def _rows_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    dy = backend.contiguous(dy)
+    return _rows_tangent(backend.empty(dy.shape, dy.dtype, like=dy), saved, dy)
+
+
+@tangent_of(_rows_backward)
+def _second_tangent(op: Op, u: Tensor | None, ut: Tensor | None) -> Tensor | None:
+    logits, t, ids, options, classes = op.saved
+    logits, t = op.input(0, logits), op.input(1, t)
+    found = None if ut is None else tangents_of_losses(logits, ut, ids, options, classes)
+    if u is None:
+        return found
+    curved = curvature_of_losses(logits, t, u, ids, options, classes)
+    return curved if found is None else found + curved
+
+
+def curvature_of_losses(
+    logits: Tensor, t: Tensor, u: Tensor, ids: Array, options: LossOptions, classes: int
+) -> Tensor:
+    """Return u^T H t of each row, (N,), in recorded ops; H is the second derivative of its loss.
+
+    The arguments are those of `tangents_of_losses`, and another tangent.
+    """
+    dtype, z = compute_dtype(logits.dtype), options.z_loss
+    logits, t, u = (astype(x[:, :classes], dtype, copy=False) for x in (logits, t, u))
+    p, factor = softmax_op(logits), 1 + 2 * z * logsumexp(logits, -1, keepdims=True)
+    mean = row_products(p, t)
+    found = row_products(p * (factor * (t - mean) + 2 * z * mean), u)
     counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-    inside = (ids >= 0) & (ids < logits.shape[1])
-    xp = backend.namespace(ids)
-    places = Tensor(xp.where(inside, ids, 0)[:, None])
-    dtype = compute_dtype(logits.dtype)
-    wide = astype(logits, dtype, copy=False)
-    found = row_products(softmax_op(wide), t)
-    if options.z_loss:
-        found = found * (1 + 2 * options.z_loss * logsumexp(wide, -1, keepdims=True))
-    found = found - (1 - options.label_smoothing) * astype(
-        take_along_axis(t, places, 1), dtype, copy=False
-    )
-    if options.label_smoothing:
-        total = reduce_sum(astype(t, dtype, copy=False), 1, keepdims=True)
-        found = found - options.label_smoothing / logits.shape[1] * total
-    if type(ids) is not np.ndarray:
-        found = where(Tensor(inside[:, None]), found, math.nan)
     return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
 
 
@@ -473,6 +506,70 @@ def rows_numpy(
         if dlogits.dtype != wide:
             dlogits[piece, :classes] = powers
         dlogits[piece, classes:] = 0
+
+    backend.parallel_blocks(run, len(logits), max(1, backend.BLOCK // logits.shape[1]))
+    losses[~counted] = 0
+
+
+def rows_tangent_numpy(
+    losses: Array,
+    logits: Array,
+    tangents: Array,
+    targets: Array,
+    counted: Array,
+    options: LossOptions,
+    scale: Array | None,
+    classes: int,
+) -> None:
+    """Write the tangent of the loss of each row and, unless `scale` is None, its gradients.
+
+    With p the softmax, f = 1 + 2 z_loss logsumexp, q the target distribution and m = sum(p t):
+    tangent = m f - sum(q t), its gradient by t is p f - q, and by the logits
+    p (f (t - m) + 2 z_loss m).
+
+    Args:
+        losses: (N,), of the dtype of the logits.
+        logits, tangents: (N, width), logits and their tangents t; they become the gradients by
+            them, times `scale`.
+        targets, counted: (N,).
+        options: of the loss.
+        scale: () or (N,).
+        classes: the first columns, which count.
+    """
+    target_part, each = 1 - options.label_smoothing, options.label_smoothing / classes
+    ids = np.where(counted, targets, 0).astype(np.intp, copy=False)
+    factors = None if scale is None else np.broadcast_to(scale, losses.shape)
+
+    def run(piece: slice) -> None:
+        x, t = logits[piece, :classes], tangents[piece, :classes]
+        place = np.arange(len(x)), ids[piece]
+        largest = x.max(-1, keepdims=True)
+        x -= largest
+        at_target = t[place]
+        np.exp(x, out=x)
+        total = x.sum(-1, keepdims=True)
+        x /= total
+        mean = np.vecdot(x, t)[:, None]
+        rise = 1 + 2 * options.z_loss * (np.log(total) + largest)
+        losses[piece] = (mean * rise)[:, 0] - target_part * at_target
+        if each:
+            losses[piece] -= each * t.sum(-1)
+        if factors is None:
+            return
+        own = factors[piece, None]
+        t -= mean
+        t *= rise * own
+        t += 2 * options.z_loss * mean * own
+        t *= x
+        x *= rise * own
+        x -= each * own
+        x[place] -= target_part * own[:, 0]
+        # The gradients are in each other's place.
+        by_tangents = x.copy()
+        x[...], t[...] = t, by_tangents
+        for gradient in (logits[piece], tangents[piece]):
+            gradient[~counted[piece]] = 0
+            gradient[:, classes:] = 0
 
     backend.parallel_blocks(run, len(logits), max(1, backend.BLOCK // logits.shape[1]))
     losses[~counted] = 0

@@ -6,16 +6,19 @@ random bits again. Tests: tests/ops/test_dropout.py.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from tensorgrad import random
-from tensorgrad.autograd.tangents import Op, tangent_of
+from tensorgrad.autograd.tangents import Op, tangent, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.backward import gradients_within
-from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import Node
 from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
@@ -26,7 +29,8 @@ from tensorgrad.kernels.dropout import KeepMask
 from tensorgrad.ops import philox
 from tensorgrad.ops.elementwise import add
 from tensorgrad.ops.elementwise.activation import swiglu
-from tensorgrad.ops.shape import broadcast_to
+from tensorgrad.ops.elementwise.fuse import row_of
+from tensorgrad.ops.elementwise.row import Row
 
 __all__ = ["dropout", "dropout_add"]
 
@@ -62,12 +66,7 @@ def dropout(x: Float[ArrayLike, "..."], p: Probability = 0.5, training: bool = T
     (x,) = takes.dropout(x, p, training)
     if p == 0 or not training:
         return x
-    return dropped(x, KeepMask(random.next_key(), 1 - p, x.data.dtype))
-
-
-def dropped(x: Tensor, mask: KeepMask) -> Tensor:
-    """Return x with the elements of a mask set to 0, the others scaled."""
-    return record("dropout", _forward(x.data, mask), (x,), _backward, (mask,))
+    return _dropped(x, KeepMask(random.next_key(), 1 - p, x.data.dtype))
 
 
 def dropout_add(
@@ -146,16 +145,10 @@ def swiglu_dropout(gate: Float[Tensor, "..."], up: Float[Tensor, "..."], p: Prob
     if mask is None:
         return hidden
     mask = mask._replace(dtype=hidden.dtype)
+    if mode.forward is not None:
+        return _dropped(hidden, mask)
     y = _forward(hidden.data, mask)
     return record(op, y, (gate, up), _unfused_swiglu_backward, (mask, hidden.node))
-
-
-def mask_of(node: Node) -> KeepMask | None:
-    """Return the mask of what `swiglu_dropout` recorded, None without dropout."""
-    if node.backward is _swiglu_backward:
-        mask: KeepMask | None = node.saved[2]
-        return mask
-    return node.saved[0] if node.backward is _unfused_swiglu_backward else None
 
 
 def swiglu_gradients(
@@ -175,6 +168,19 @@ def swiglu_gradients(
     return dropout_cuda.swiglu_backward(mask, dy, gate, up, joined)
 
 
+def swiglu_operands(node: Node) -> tuple[Array, Array]:
+    """Return the arrays of gate and up that `swiglu_dropout` got, from what it recorded."""
+    saved = node.saved
+    if node.backward is _unfused_swiglu_backward:
+        saved = saved[1].saved
+    return saved[0], saved[1]
+
+
+def _dropped(x: Tensor, mask: KeepMask) -> Tensor:
+    """Return mask / keep * x, in the dtype of the mask."""
+    return record("dropout", _forward(x.data, mask), (x,), _backward, (mask,))
+
+
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (mask,) = saved
     return (_forward(dy, mask),)
@@ -182,7 +188,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 @tangent_of(_backward)
 def _tangent(op: Op, t: Tensor) -> Tensor:
-    return dropped(t, *op.saved)
+    return _dropped(t, *op.saved)
 
 
 def _add_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -192,15 +198,17 @@ def _add_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_add_backward)
-def _add_tangent(op: Op, tx: Tensor | None, tr: Tensor | None, tb: Tensor | None) -> Tensor | None:
+def _add_tangent(
+    op: Op, tx: Tensor | None, tresidual: Tensor | None, tbias: Tensor | None
+) -> Tensor | None:
     (mask,) = op.saved
-    shifted = tb if tx is None else tx if tb is None else tx + tb
-    if shifted is None:
-        return tr
-    if shifted.shape != op.node.shape:
-        shifted = broadcast_to(shifted, op.node.shape)
-    t = dropped(shifted, mask)
-    return t if tr is None else t + tr
+    if tx is None and tbias is None:
+        return tresidual
+    x = data_of(tx)
+    if tx is None:
+        x = backend.namespace(data_of(tbias)).zeros(op.node.shape, mask.dtype)
+    y = _forward(x, mask, data_of(tresidual), data_of(tbias))
+    return record("dropout_add", y, (tx, tresidual, tbias), _add_backward, (mask,))
 
 
 def _swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -208,9 +216,31 @@ def _swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return dropout_cuda.swiglu_backward(mask, dy, gate, up)[:2]
 
 
+@tangent_of(_swiglu_backward)
+def _swiglu_tangent(op: Op, *tangents: Tensor | None) -> Tensor | None:
+    gate, up, mask = op.saved
+    operands = op.input(0, gate), op.input(1, up)
+    t = _swiglu_row(gate.dtype).tangent(tangents, operands, gate.dtype)
+    return t if t is None or mask is None else _dropped(t, mask)
+
+
+@cache
+def _swiglu_row(dtype: Dtype) -> Row:
+    """Return SwiGLU of two arrays of a dtype as a row."""
+    return row_of(swiglu, [dtype, dtype], {})[0]
+
+
 def _unfused_swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     mask, hidden = saved
     return gradients_within(hidden, _forward(dy, mask))
+
+
+@tangent_of(_unfused_swiglu_backward)
+def _unfused_swiglu_tangent(op: Op, *tangents: Tensor | None) -> Tensor | None:
+    mask, hidden = op.saved
+    inner = Op(hidden, hidden.saved, op.inputs)
+    (t,) = tangent(inner, tangents, [(hidden.shape, hidden.dtype)])
+    return None if t is None else _dropped(t, mask)
 
 
 def _forward(

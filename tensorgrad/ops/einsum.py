@@ -29,7 +29,7 @@ from tensorgrad.core.record import record
 from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise import multiply
-from tensorgrad.ops.matmul import product
+from tensorgrad.ops.matmul import cast_like, product
 from tensorgrad.ops.shape import ravel
 
 __all__ = ["dot", "einsum", "outer", "tensordot"]
@@ -236,7 +236,9 @@ def _parse(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[Labels], La
     return labels, out
 
 
-def _labelled(op: str, tensors: list[Tensor], labels: list[Labels], out: Labels) -> Tensor:
+def _labelled(
+    op: str, tensors: list[Tensor], labels: list[Labels], out: Labels, kernel: str | None = None
+) -> Tensor:
     """Record the product of one or two operands, summed to the labels `out`."""
     if instrument.observer is not None:
         instrument.observer.enter(op)
@@ -247,7 +249,7 @@ def _labelled(op: str, tensors: list[Tensor], labels: list[Labels], out: Labels)
     dtype = promoted(op, names, arrays)
     sizes = _sizes(op, arrays, labels)
     factors = list(zip(arrays, labels, strict=True))
-    kernel = product_kernel(*arrays)
+    kernel = kernel or product_kernel(*arrays)
     y = _evaluate(factors, out, sizes, compute_dtype(dtype), kernel).astype(dtype, copy=False)
     return record(op, y, tensors, _backward, (*arrays, kernel, labels, out, sizes))
 
@@ -269,15 +271,15 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_backward)
-def _tangent(op: Op, *given: Tensor | None) -> Tensor:
-    *arrays, _, labels, out, _ = op.saved
-    operands = [op.input(i, array) for i, array in enumerate(arrays)]
-    terms = [
-        _labelled(op.node.name, [*operands[:i], t, *operands[i + 1 :]], labels, out)
-        for i, t in enumerate(given)
-        if t is not None
-    ]
-    return sum(terms[1:], terms[0])
+def _tangent(op: Op, *tangents: Tensor | None) -> Tensor:
+    *arrays, kernel, labels, out, _ = op.saved
+    terms = []
+    for i, t in enumerate(tangents):
+        if t is not None:
+            factors = [op.input(j, array) for j, array in enumerate(arrays)]
+            factors[i] = cast_like(t, arrays[i])
+            terms.append(_labelled(op.node.name, factors, labels, out, kernel))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 def _sizes(op: str, arrays: list[Array], labels: list[Labels]) -> dict[Hashable, int]:

@@ -151,14 +151,14 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_backward)
-def _tangent(op: Op, tw: Tensor | None, tp: Tensor | None) -> Tensor:
+def _tangent(op: Op, tweight: Tensor | None, tpositions: Tensor | None) -> Tensor:
     ids, start, *_ = op.saved
-    if tw is not None:
-        return embedding(tw, Tensor(ids), tp, start=start)
-    assert tp is not None
-    xp = backend.namespace(ids)
-    rows = _places(ids, start) if backend.is_array(start) else start + xp.arange(ids.shape[-1])
-    return embedding(tp, Tensor(rows))
+    if tweight is not None:
+        return embedding(tweight, ids, tpositions, start=start)
+    assert tpositions is not None
+    if backend.is_array(start):
+        return embedding(tpositions, _places(ids, start))
+    return embedding(tpositions, backend.namespace(ids).arange(start, start + ids.shape[-1]))
 
 
 def _places(ids: Array, starts: Array) -> Array:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.autograd.tangents import Op, along, tangent_of
+from tensorgrad.autograd.tangents import Op, tangent, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import converted, sum_array
 from tensorgrad.core.backend import Array, contiguous, is_numpy
@@ -39,10 +39,10 @@ from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
 from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.dropout import dropout as drop
-from tensorgrad.ops.dropout import dropped, mask_of, swiglu_dropout, swiglu_gradients
-from tensorgrad.ops.elementwise.activation import gelu, swiglu
+from tensorgrad.ops.dropout import swiglu_dropout, swiglu_gradients, swiglu_operands
+from tensorgrad.ops.elementwise.activation import GELU_TANH, gelu
 from tensorgrad.ops.elementwise.row import Row
-from tensorgrad.ops.matmul import flat, product
+from tensorgrad.ops.matmul import cast_like, flat, product
 from tensorgrad.ops.norm import operand_to_save, saved_operand
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
@@ -107,16 +107,67 @@ def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_linear_backward)
-def _linear_tangent(
-    op: Op, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None, tr: Tensor | None
-) -> Tensor | None:
+def _linear_tangent(op: Op, *tangents: Tensor | None) -> Tensor | None:
     x, weight, kernel, *_ = op.saved
-    y, options = tr, {"dtype": op.node.dtype, "kernel": kernel}
-    if tx is not None:  # the second product adds the result of the first
-        y, tb = linear(tx, op.input(1, weight), tb, residual=y, **options), None
-    if tw is not None:
-        y, tb = linear(op.input(0, saved_operand(x)), tw, tb, residual=y, **options), None
-    return y if tb is None else tb if y is None else y + tb
+    inputs = _saved_inputs(op, (0, 1), (x, weight))
+    return _affine_tangent(inputs, tangents, kernel, op.node.dtype)
+
+
+def _saved_inputs(
+    op: Op, places: Sequence[int], saved: Sequence[Array | Recompute | None]
+) -> list[Any]:
+    """Return inputs that an op has saved, with history; None for one that was not given."""
+    if op.inputs is not None:  # the output of a norm is there
+        saved = [data_of(op.inputs[place]) for place in places]
+    return [
+        None if operand is None else op.input(place, saved_operand(operand))
+        for place, operand in zip(places, saved, strict=True)
+    ]
+
+
+def _linear_result(
+    y: Array,
+    inputs: Sequence[Any],
+    x: Array | Recompute,
+    kernel: str | None,
+    of_norm: Sequence[Array | None],
+) -> Tensor:
+    """Record x W^T + b that is computed already.
+
+    Args:
+        y: the result, in any shape.
+        inputs: x, W and b, or None for b.
+        x: as saved; kernel, of_norm: what is saved beside it.
+    """
+    rows, weight, bias = inputs
+    y = y.reshape(*rows.shape[:-1], len(weight))
+    saved = (x, weight.data, kernel, *of_norm)
+    operands = (rows, weight, bias, None)
+    return record("linear", y, operands, _linear_backward, saved, takes_gradient=True)
+
+
+def _affine_tangent(
+    inputs: Sequence[Any], tangents: Sequence[Tensor | None], kernel: str | None, dtype: Dtype
+) -> Tensor | None:
+    """Return the tangent of x W^T + b + residual; the second product adds to the first.
+
+    Args:
+        inputs: x and W first.
+        tangents: of x, W, b and the residual, or fewer.
+        kernel: of the products.
+        dtype: of the result.
+    """
+    x, weight = inputs[:2]
+    tx, tweight, tbias, t = (*tangents, None)[:4]
+    if tx is not None:
+        tx = cast_like(tx, x.data)
+        t, tbias = linear(tx, weight, tbias, residual=t, dtype=dtype, kernel=kernel), None
+    if tweight is not None:
+        tweight = cast_like(tweight, weight.data)
+        t, tbias = linear(x, tweight, tbias, residual=t, dtype=dtype, kernel=kernel), None
+    if tbias is None:
+        return t
+    return tbias if t is None else t + tbias
 
 
 def _gradients(
@@ -174,31 +225,31 @@ def linear_gelu(
     y = _skinny(flat(a), w, added, gelu=True) if few else None
     kept = None
     if y is None:
-        if approximate != "tanh" or not _is_fused((a, w), (added,), kernel) or mode.forward:
+        if approximate != "tanh" or not _is_fused((a, w), (added,), kernel):
             return gelu(linear(x, weight, bias), approximate=approximate)
         y, kept, _ = _activated(flat(a), w, added, inputs, kernel, False)
     y = y.reshape(*a.shape[:-1], len(w))
     x_kept, of_norm = operand_to_save(x)
-    saved = (x_kept, w, kept, kernel, added, *of_norm)
+    if mode.forward is not None and kept is not None:  # the tangent of each part by itself
+        before = _linear_result(kept, inputs, x_kept, kernel, of_norm)
+        return GELU_TANH.result(y, before)
+    saved = (x_kept, w, added, kept, kernel, *of_norm)
     return record("linear_gelu", y, inputs, _linear_gelu_backward, saved)
 
 
 def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, weight, operand, kernel, *_ = saved
+    x, weight, _, operand, kernel, *_ = saved
     dpre = _GELU_BACKWARD(flat(dy), operand).data
     return _gradients(dpre, None, x, weight, kernel, needs)
 
 
 @tangent_of(_linear_gelu_backward)
-def _linear_gelu_tangent(op: Op, *given: Tensor | None) -> Tensor | None:
-    x, weight, _, kernel, bias, *_ = op.saved
-
-    def f(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return gelu(linear(x, weight, bias, kernel=kernel), approximate="tanh")
-
-    arrays = saved_operand(x), weight, bias
-    (t,) = along(f, [None if a is None else op.input(i, a) for i, a in enumerate(arrays)], given)
-    return t
+def _linear_gelu_tangent(op: Op, *tangents: Tensor | None) -> Tensor | None:
+    x, weight, bias, kept, kernel, *of_norm = op.saved
+    inputs = _saved_inputs(op, (0, 1, 2), (x, weight, bias))
+    before = _linear_result(kept, inputs, x, kernel, of_norm)
+    t = _affine_tangent(inputs, tangents, kernel, before.dtype)
+    return GELU_TANH.tangent([t], [before], op.node.dtype)
 
 
 def feed_forward(
@@ -248,18 +299,18 @@ def feed_forward(
     matrices_given = (a, u, d) if r is None else (a, u, d, r)
     kernel = product_kernel(*matrices_given)
     fused = _is_fused(matrices_given, (b, c), kernel)
-    if approximate != "tanh" or not fused or not mode.grad_enabled or mode.forward:
+    if approximate != "tanh" or not fused or not mode.grad_enabled or mode.forward is not None:
         hidden = linear_gelu(x, up, up_bias, approximate=approximate)
         return linear(hidden, down, down_bias, residual=residual)
     h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
     x_kept, of_norm = operand_to_save(x)
-    saved = (x_kept, u, d, kept, h, is_derivative, kernel, b, *of_norm)
+    saved = (x_kept, u, b, d, kept, h, is_derivative, kernel, *of_norm)
     return record("feed_forward", y, inputs, _feed_forward_backward, saved, takes_gradient=True)
 
 
 def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
-    x, up, down, kept, h, is_derivative, kernel, *_ = saved
+    x, up, _, down, kept, h, is_derivative, kernel, *_ = saved
     dy, dy_sums = parts_of(dy)
     rows = flat(dy)
     ddown = _weight_gradient(rows, h, needs[3], kernel)
@@ -279,18 +330,18 @@ def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_feed_forward_backward)
-def _feed_forward_tangent(op: Op, *given: Tensor | None) -> Tensor | None:
-    x, up, down, _, _, _, kernel, bias, *_ = op.saved
-    tx, tu, tb, td, *others = given
-
-    def f(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor) -> Tensor:
-        hidden = gelu(linear(x, up, bias, kernel=kernel), approximate="tanh")
-        return linear(hidden, down, kernel=kernel)
-
-    arrays = saved_operand(x), up, bias, down
-    primals = [None if a is None else op.input(i, a) for i, a in enumerate(arrays)]
-    terms = [t for t in (*along(f, primals, (tx, tu, tb, td)), *others) if t is not None]
-    return sum(terms[1:], terms[0]) if terms else None
+def _feed_forward_tangent(op: Op, *tangents: Tensor | None) -> Tensor | None:
+    x, up, up_bias, down, kept, h, is_derivative, kernel, *of_norm = op.saved
+    inputs = _saved_inputs(op, (0, 1, 2), (x, up, up_bias))
+    if is_derivative:  # 8 bits are too few to differentiate again
+        before = linear(*inputs, kernel=kernel)
+    else:
+        before = _linear_result(kept, inputs, x, kernel, of_norm)
+    t = _affine_tangent(inputs, tangents[:3], kernel, before.dtype)
+    hidden = GELU_TANH.result(h.reshape(before.shape), before)
+    thidden = GELU_TANH.tangent([t], [before], before.dtype)
+    factors = hidden, op.input(3, down)
+    return _affine_tangent(factors, (thidden, *tangents[3:]), kernel, op.node.dtype)
 
 
 def gated_linear(
@@ -335,9 +386,10 @@ def gated_linear(
     x, gate, up, gate_bias, up_bias = takes.gated_linear(x, gate, up, gate_bias, up_bias, dropout)
     if mode.autocast is not None:
         x, gate, up = cast_operands(x, gate, up)
+    if mode.forward is not None and mode.grad_enabled:  # the tangent of each part by itself
+        both = linear(x, gate, gate_bias), linear(x, up, up_bias)
+        return swiglu_dropout(*both, dropout)
     inputs = x, gate, gate_bias, up, up_bias
-    if mode.forward:
-        return drop(swiglu(linear(x, gate, gate_bias), linear(x, up, up_bias)), dropout)
     alone: list[Any] = [  # tensors of which nothing is recorded
         None if tensor is None else tensor.detach() for tensor in inputs
     ]
@@ -356,12 +408,12 @@ def gated_linear(
     arrays = x.data, gate.data, up.data
     kept, of_norm = operand_to_save(x)
     biases = data_of(gate_bias), data_of(up_bias)
-    saved = (kept, *arrays[1:], y.node, product_kernel(*arrays), *biases, *of_norm)
+    saved = (kept, *arrays[1:], *biases, y.node, product_kernel(*arrays), *of_norm)
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 
 
 def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, gate, up, inner, kernel, *_ = saved
+    x, gate, up, _, _, inner, kernel, *_ = saved
     if needs[1] or needs[3]:
         x = saved_operand(x)
     weights = _in_one(gate, up) if needs[0] and _is_fused((gate, up), (), kernel) else None
@@ -381,17 +433,18 @@ def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_gated_linear_backward)
-def _gated_linear_tangent(op: Op, *given: Tensor | None) -> Tensor | None:
-    x, gate, up, inner, kernel, gate_bias, up_bias, *_ = op.saved
-    mask = mask_of(inner)
-
-    def f(x: Tensor, gate: Tensor, b: Tensor | None, up: Tensor, c: Tensor | None) -> Tensor:
-        y = swiglu(linear(x, gate, b, kernel=kernel), linear(x, up, c, kernel=kernel))
-        return y if mask is None else dropped(y, mask)
-
-    arrays = saved_operand(x), gate, gate_bias, up, up_bias
-    (t,) = along(f, [None if a is None else op.input(i, a) for i, a in enumerate(arrays)], given)
-    return t
+def _gated_linear_tangent(op: Op, tx: Tensor | None, *tangents: Tensor | None) -> Tensor | None:
+    x, gate, up, gate_bias, up_bias, inner, kernel, *of_norm = op.saved
+    halves, thalves = [], []
+    for place, value, weight, bias in zip(
+        (1, 3), swiglu_operands(inner), (gate, up), (gate_bias, up_bias), strict=True
+    ):
+        inputs = _saved_inputs(op, (0, place, place + 1), (x, weight, bias))
+        halves.append(_linear_result(value, inputs, x, kernel, of_norm))
+        given = tx, *tangents[place - 1 : place + 1]
+        thalves.append(_affine_tangent(inputs, given, kernel, value.dtype))
+    swiglu = Op(inner, inner.saved, halves)
+    return tangent(swiglu, thalves, [(inner.shape, inner.dtype)])[0]
 
 
 def _in_one(first: Array, second: Array) -> Array | None:

@@ -10,20 +10,20 @@ With N rows of width C, a vocabulary V and chunks of n rows, 16 bits: n V * 2 by
 2 N V * 2, and V C * 4 for dweight, which each chunk reads and writes once: chunks cost
 2 V C * 4 bytes of traffic each.
 
-The tangent is an op of its own, in chunks too: two products with the weight more a chunk. Its
-backward computes the logits of a chunk and their tangents again.
+The tangent is an op of its own, in chunks too. Where its gradients are wanted they are made along
+with it: forward then leaves those of the loss to backward.
 Tests: tests/ops/test_linear_cross_entropy.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.autograd.tangents import Op, tangent_of
+from tensorgrad.autograd.tangents import FORWARD_ONLY, Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
 from tensorgrad.core.backend import Array, Shape, is_numpy
@@ -41,17 +41,15 @@ from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.ops.cross_entropy import (
     Reduction,
     counted_targets,
+    curvature_of_losses,
     defers,
     reduced_tangents,
     rows_numpy,
+    rows_tangent_numpy,
     tangents_of_losses,
 )
-from tensorgrad.ops.elementwise import where
-from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.matmul import flat, matmul, product, product_into
-from tensorgrad.ops.reduce import logsumexp
 from tensorgrad.ops.shape import broadcast_to, reshape
-from tensorgrad.ops.softmax import row_products, softmax
 
 __all__ = ["linear_cross_entropy"]
 
@@ -60,7 +58,6 @@ takes = Signatures(globals())
 # The most bytes of logits of a chunk, and of all rows that are one chunk.
 _CPU_BYTES, _GPU_BYTES = (64 * 2**20, 128 * 2**20), (340 * 2**20, 800 * 2**20)
 _ROWS = 128  # a chunk is a multiple of this
-_ARRAYS = 4  # of the size of the logits, in the tangent: its chunks are so much smaller
 
 
 def linear_cross_entropy(
@@ -142,22 +139,27 @@ def linear_cross_entropy(
     kernel = product_kernel(*arrays[:2])
     loss_of = _ChunkedLoss(*arrays, ids, counted, options, reduction, classes, chunk, kernel)
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
-    early = reduction != "none" and any(wants)
+    # In forward mode mostly the tangent alone is differentiated.
+    early = reduction != "none" and any(wants) and mode.forward is None
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
     scale = GradientFactor(None, None if defers(dtype) else count)
     loan = _borrowed(weight, compute_dtype(dtype)) if wants[1] and early else None
     memory = None if loan is None else loan.array
     gradients = loss_of.run(losses, wants if early else (False,) * 3, scale, memory)
-    if reduction == "none":
-        loss = losses.reshape(labels.shape)
-    elif is_numpy(losses):
-        loss = losses.sum() if count is None else losses.sum() / count
-        if count is not None and not losses.size:
-            loss = np.asarray(np.nan, losses.dtype)  # the mean of no losses
-    else:
-        loss = cross_entropy_cuda.total(losses, count)
+    loss = _reduced(losses, count, reduction, labels.shape)
     saved = (*arrays, loss_of, count, loan, Early(gradients) if early else None)
     return record(op, loss, inputs, _backward, saved)
+
+
+def _reduced(losses: Array, count: Array | None, reduction: Reduction, shape: Shape) -> Array:
+    """Return the sum of the losses by a count that is not None, or the losses in their shape."""
+    if reduction == "none":
+        return losses.reshape(shape)
+    if not is_numpy(losses):
+        return cross_entropy_cuda.total(losses, count)
+    if count is not None and not losses.size:
+        return np.asarray(np.nan, losses.dtype)  # the mean of no losses
+    return losses.sum() if count is None else losses.sum() / count
 
 
 class _ChunkedLoss(NamedTuple):
@@ -302,10 +304,18 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         losses = backend.empty(loss_of.ids.shape, dy.dtype, like=loss_of.ids)
         again: list[Array | None] = loss_of.run(losses, needs, scale)
         return again
-    if not defers(loss_of.dtype):
-        scale = GradientFactor(scale.dy)
     if loan is not None:
         gradients[1] = loan.array
+    _rescale(gradients, scale, loss_of.dtype)
+    if loan is not None:
+        gradients[1] = loan.give_back(needs[1])
+    return gradients
+
+
+def _rescale(gradients: Sequence[Array | None], scale: GradientFactor, dtype: Dtype) -> None:
+    """Multiply gradients that were computed for dy == 1, of logits of a dtype, by dy."""
+    if not defers(dtype):
+        scale = GradientFactor(scale.dy)
     for gradient in gradients:
         if gradient is None:
             continue
@@ -313,46 +323,42 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             cross_entropy_cuda.rescale(gradient, scale)
         elif (factor := _factor(scale, gradient.dtype)) != 1:
             gradient *= factor
-    if loan is not None:
-        gradients[1] = loan.give_back(needs[1])
-    return gradients
 
 
 @tangent_of(_backward)
 def _tangent(op: Op, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None) -> Tensor:
-    loss_of: _ChunkedLoss = op.saved[3]
+    loss_of, count, *_ = op.saved[3:]
     x, weight, bias = (
         None if array is None else op.input(i, array) for i, array in enumerate(op.saved[:3])
     )
-    assert x is not None
-    work = _TangentOfLoss(loss_of, op.node.shape)
     inputs = (x, weight, bias, tx, tw, tb)
     arrays = [data_of(tensor) for tensor in inputs]
-    name = "tangent of linear_cross_entropy"
-    return record(name, work.value(arrays), inputs, _tangent_backward, (*arrays, work))
+    work = _TangentOfLoss(loss_of, op.node.shape)
+    losses = backend.empty(loss_of.ids.shape, compute_dtype(loss_of.dtype), like=loss_of.ids)
+    wants = [_wants(tensor) for tensor in inputs]
+    early = loss_of.reduction != "none" and any(wants)
+    scale = GradientFactor(None, None if defers(loss_of.dtype) else count)
+    gradients = work.run(losses, arrays, wants if early else (False,) * 6, scale)
+    loss = _reduced(losses, count, loss_of.reduction, op.node.shape)
+    saved = (*arrays, work, count, Early(gradients) if early else None)
+    return record("tangent of linear_cross_entropy", loss, inputs, _tangent_backward, saved)
+
+
+def _wants(x: Tensor | None) -> bool:
+    """Whether the gradient by a tensor of an op is wanted."""
+    flows = x is not None and x.requires_grad and x.node is not FORWARD_ONLY
+    return mode.grad_enabled and flows
 
 
 class _TangentOfLoss(NamedTuple):
-    """The tangent of a loss: its operands are those of the loss and their tangents or None.
+    """The tangent of a loss: its operands are those of the loss, and their tangents or None.
 
-    With d the gradient of the losses by the logits l, and t = tx W^T + x tW^T + tb those of the
-    logits, the tangents of the losses are sum(d t) over the classes.
+    The logits l of a chunk, and their tangents t = tx W^T + x tW^T + tb, become the tangents of the
+    losses; then, in the same memory, the gradients by both; see `rows_tangent_numpy`.
     """
 
     loss_of: _ChunkedLoss
-    shape: Shape  # of the loss
-
-    def value(self, arrays: Sequence[Array | None]) -> Array:
-        """Return the tangent of the loss, without ever holding all logits."""
-        loss_of, ids = self.loss_of, self.loss_of.ids
-        losses = backend.empty(ids.shape, compute_dtype(loss_of.dtype), like=ids)
-        for piece, chunk in self._chunks(arrays):
-            options, classes = loss_of.options, loss_of.classes
-            logits, t = Tensor(chunk.logits), Tensor(chunk.tangents)
-            losses[piece] = tangents_of_losses(logits, t, ids[piece], options, classes).data
-        return reduced_tangents(
-            Tensor(losses), self.targets, loss_of.options, loss_of.reduction
-        ).data
+    shape: Shape  # the loss's
 
     @property
     def targets(self) -> Array:
@@ -360,154 +366,109 @@ class _TangentOfLoss(NamedTuple):
         ids = self.loss_of.ids
         return ids.reshape(self.shape) if self.loss_of.reduction == "none" else ids
 
-    def gradients(
-        self, dy: Array, arrays: Sequence[Array | None], needs: Needs
+    def run(
+        self, losses: Array, arrays: Sequence[Array | None], needs: Needs, scale: GradientFactor
     ) -> list[Array | None]:
-        """Return the gradients of the operands and of their tangents."""
-        like, wide = self.loss_of.x, compute_dtype(self.loss_of.dtype)
-        working = self._working
-        found: list[Array | None] = []
-        for place, (array, need) in enumerate(zip(arrays, needs, strict=True)):
-            if array is None or not need:
-                found.append(None)
-                continue
-            shape = (self.loss_of.ids.size, array.shape[-1]) if place % 3 == 0 else array.shape
-            gradient = backend.empty(shape, wide if place % 3 else working, like=like)
-            if place % 3:
-                gradient.fill(0)
-            found.append(gradient)
-        scale = self._scale(dy)
-        for piece, chunk in self._chunks(arrays):
-            self._add(chunk, piece, scale[piece] if scale.shape[0] > 1 else scale, found)
-        return [
-            gradient if gradient is None or place % 3 else gradient.reshape(like.shape)
-            for place, gradient in enumerate(found)
-        ]
-
-    @property
-    def _working(self) -> Dtype:
-        dtype = self.loss_of.dtype
-        return compute_dtype(dtype) if is_numpy(self.loss_of.x) else dtype
-
-    def _chunks(self, arrays: Sequence[Array | None]) -> Iterator[tuple[slice, _TangentChunk]]:
-        """Yield chunks of the rows with their logits and tangents of these."""
-        kernel, working = self.loss_of.kernel, self._working
-        wide = compute_dtype(working)
+        """Write the tangents of the losses; return the gradients that are wanted, times `scale`."""
+        loss_of, dtype = self.loss_of, self.loss_of.dtype
+        wide = compute_dtype(dtype)
+        working = wide if is_numpy(losses) else dtype
         x, weight, bias, tx, tw, tb = (
             None if array is None else array.astype(working, copy=False) for array in arrays
         )
-        assert x is not None
-        assert weight is not None
         x, tx = (None if a is None else flat(backend.contiguous(a)) for a in (x, tx))
-        count = -(-self.loss_of.chunk // _ARRAYS)
-        for start in range(0, len(x), count):
+        operands = (x, weight, bias, tx, tw, tb)
+        gradients: list[Array | None] = [
+            backend.empty(a.shape, working if place % 3 == 0 else wide, like=losses)
+            if a is not None and need
+            else None
+            for place, (a, need) in enumerate(zip(operands, needs, strict=True))
+        ]
+        if not losses.size:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.fill(0)
+        moving = _joined([(tx, weight), (x, tw)], 1)
+        count = -(-loss_of.chunk // 2)  # both matrices have as many bytes as one of forward
+        for start in range(0, losses.size, count):
             piece = slice(start, start + count)
-            rows, moved = x[piece], None if tx is None else tx[piece]
-            logits = product(rows, weight.T, wide, kernel)
-            tangents = backend.empty(logits.shape, wide, like=logits)
-            pairs = [(moved, weight), (rows, tw)]
-            given = [(a, b) for a, b in pairs if a is not None and b is not None]
-            for i, (a, b) in enumerate(given):
-                product_into(tangents, a, b.T, i > 0, kernel)
-            if not given:
-                tangents.fill(0)
-            if bias is not None:
-                logits += bias
-            if tb is not None:
-                tangents += tb
-            yield piece, _TangentChunk(rows, moved, weight, tw, logits, tangents)
+            rows = len(losses[piece])
+            matrices = backend.empty((2, rows, len(loss_of.weight)), working, like=losses)
+            _affine(matrices[0], (x, weight), bias, piece, loss_of.kernel)
+            _affine(matrices[1], moving, tb, piece, loss_of.kernel)
+            self._rows(losses, matrices, piece, any(needs), scale)
+            self._add(matrices, operands, piece, gradients)
+            del matrices  # so that the next chunk reuses their memory
+        shaped = [
+            gradient if gradient is None or place % 3 else gradient.reshape(loss_of.x.shape)
+            for place, gradient in enumerate(gradients)
+        ]
+        return shaped
 
-    def _scale(self, dy: Array) -> Array:
-        """Return the factor of each loss, (1, 1) or (N, 1): dy, divided by the count of a mean."""
-        ids, options = self.loss_of.ids, self.loss_of.options
-        xp = backend.namespace(dy)
-        scale = dy.reshape(-1, 1)
-        if self.loss_of.reduction != "mean":
-            return scale
-        counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-        return scale / xp.maximum(counted.sum(), 1).astype(dy.dtype)
+    def _rows(
+        self,
+        losses: Array,
+        matrices: Array,
+        piece: slice,
+        differentiate: bool,
+        scale: GradientFactor,
+    ) -> None:
+        """Write the tangents of the losses of a chunk and, if wanted, the gradients."""
+        loss_of, (logits, t) = self.loss_of, matrices
+        ids, options, classes = loss_of.ids[piece], loss_of.options, loss_of.classes
+        if scale.dy is not None and scale.dy.size > 1:
+            scale = GradientFactor(scale.dy[piece], scale.divisor)
+        if loss_of.counted is None:
+            cross_entropy_cuda.rows_tangent(
+                losses[piece], logits, t, ids, options, scale, classes, differentiate
+            )
+            return
+        factor = _factor(scale, losses.dtype) if differentiate else None
+        counted = loss_of.counted[piece]
+        rows_tangent_numpy(losses[piece], logits, t, ids, counted, options, factor, classes)
 
     def _add(
-        self, chunk: _TangentChunk, piece: slice, scale: Array, into: Sequence[Array | None]
+        self,
+        matrices: Array,
+        operands: Sequence[Any],
+        piece: slice,
+        gradients: Sequence[Array | None],
     ) -> None:
-        """Add the part of a chunk to the gradients."""
-        by_tangents, by_logits = (
-            array.astype(self._working, copy=False)
-            for array in self._of_logits(chunk, piece, scale)
-        )
-        classes, kernel = self.loss_of.classes, self.loss_of.kernel
-        weight, tw = (None if w is None else w[:classes] for w in (chunk.weight, chunk.tw))
-        dx, dweight, dbias, dtx, dtw, dtb = into
-        for out, terms in (
-            (dx, ((by_logits, weight), (by_tangents, tw))),
-            (dtx, ((by_tangents, weight),)),
-        ):
-            given = [(a, b) for a, b in terms if b is not None]
-            for i, (a, b) in enumerate(given):
-                if out is not None:
-                    product_into(out[piece], a, b, i > 0, kernel)
-        for out, terms in (
-            (dweight, ((by_logits, chunk.x), (by_tangents, chunk.tx))),
-            (dtw, ((by_tangents, chunk.x),)),
-        ):
-            for a, b in terms:
-                if out is not None and b is not None:
-                    product_into(out[:classes], a.T, b, True, kernel)
-        for out, part in ((dbias, by_logits), (dtb, by_tangents)):
-            if out is not None:
-                out[:classes] += sum_array(part, (0,), dtype=out.dtype)
-
-    def _of_logits(self, chunk: _TangentChunk, piece: slice, scale: Array) -> tuple[Array, Array]:
-        """Return the gradients by the tangents of the logits of a chunk, and by the logits.
-
-        d = p f - target, with f = 1 + 2 z_loss logsumexp; and with e = sum(p t):
-        p (f (t - e) + 2 z_loss e)
-        """
-        ids, options, classes = self.loss_of.ids[piece], self.loss_of.options, self.loss_of.classes
-        xp = backend.namespace(ids)
-        logits, t = Tensor(chunk.logits[:, :classes]), Tensor(chunk.tangents[:, :classes])
-        p = softmax(logits)
-        expected = row_products(p, t)
-        z = float(options.z_loss)
-        factor = 1 + 2 * z * logsumexp(logits, -1, keepdims=True) if z else 1.0
-        counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-        rows = Tensor(counted[:, None])
-        smooth = options.label_smoothing / classes
-        by_tangents = _first(rows, p, factor, smooth, Tensor(scale)).data
-        by_logits = _second(rows, p, t, expected, factor, 2 * z, Tensor(scale)).data
-        inside = counted & (ids >= 0) & (ids < classes)
-        target = xp.where(inside, (1 - options.label_smoothing) * scale[:, 0], 0)
-        by_tangents[xp.arange(len(ids)), xp.where(inside, ids, 0)] -= target
-        return by_tangents, by_logits
-
-
-class _TangentChunk(NamedTuple):
-    """Some rows, the weight, the tangents of both, and of the logits."""
-
-    x: Array
-    tx: Array | None
-    weight: Array
-    tw: Array | None
-    logits: Array
-    tangents: Array
-
-
-@fuse
-def _first(counted: Tensor, p: Tensor, factor: Tensor, smooth: float, scale: Tensor) -> Tensor:
-    return where(counted, (p * factor - smooth) * scale, 0.0)
-
-
-@fuse
-def _second(
-    counted: Tensor, p: Tensor, t: Tensor, expected: Tensor, factor: Tensor, z: float, scale: Tensor
-) -> Tensor:
-    return where(counted, p * (factor * (t - expected) + z * expected) * scale, 0.0)
+        """Write or add what a chunk contributes to the gradients."""
+        by_logits, by_tangents = matrices
+        x, weight, _, tx, tw, _ = operands
+        dx, dweight, dbias, dtx, dtw, dtb = gradients
+        adds, kernel = piece.start > 0, self.loss_of.kernel
+        if dx is not None:
+            product_into(dx[piece], by_logits, weight, kernel=kernel)
+            if tw is not None:
+                product_into(dx[piece], by_tangents, tw, True, kernel)
+        if dtx is not None:
+            product_into(dtx[piece], by_tangents, weight, kernel=kernel)
+        if dweight is not None:
+            left, right = by_logits, x[piece]
+            if tx is not None:  # a single product reads and writes dweight once
+                left = matrices.reshape(-1, matrices.shape[2])
+                right = backend.namespace(right).concatenate([right, tx[piece]])
+            product_into(dweight, left.T, right, adds, kernel)
+        if dtw is not None:
+            product_into(dtw, by_tangents.T, x[piece], adds, kernel)
+        for total, matrix in ((dbias, by_logits), (dtb, by_tangents)):
+            if total is not None:
+                part = sum_array(matrix, (0,), dtype=total.dtype)
+                total[...] = total + part if adds else part
 
 
 def _tangent_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    *arrays, work = saved
-    found: list[Array | None] = work.gradients(dy, arrays, needs)
-    return found
+    *arrays, work, count, early = saved
+    scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
+    gradients: list[Array | None] | None = None if early is None else early.take()
+    if gradients is None:
+        losses = backend.empty(work.loss_of.ids.shape, dy.dtype, like=dy)
+        again: list[Array | None] = work.run(losses, arrays, needs, scale)
+        return again
+    _rescale(gradients, scale, work.loss_of.dtype)
+    return gradients
 
 
 @tangent_of(_tangent_backward)
@@ -517,7 +478,7 @@ def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor:
     With u the change of the logits, for the change of t and of d: sum(d change(t)) + u^T H t, H the
     second derivative of the losses by the logits.
     """
-    *arrays, work = op.saved
+    *arrays, work, _, _ = op.saved
     loss_of: _ChunkedLoss = work.loss_of
     x, weight, bias, tx, tw, tb = (
         None if array is None else op.input(i, array) for i, array in enumerate(arrays)
@@ -535,7 +496,7 @@ def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor:
     if change is not None:
         losses = tangents_of_losses(logits, change, loss_of.ids, options, classes)
     if u is not None:
-        curved = _curvature(logits, t, u, loss_of)
+        curved = curvature_of_losses(logits, t, u, loss_of.ids, options, classes)
         losses = curved if losses is None else losses + curved
     assert losses is not None
     return reduced_tangents(losses, work.targets, options, loss_of.reduction)
@@ -554,16 +515,36 @@ def _logits(
     return sum(terms[1:], terms[0]) if terms else None
 
 
-def _curvature(logits: Tensor, t: Tensor, u: Tensor, loss_of: _ChunkedLoss) -> Tensor:
-    """Return u^T H t of each row, (N,)."""
-    dtype, classes, z = compute_dtype(logits.dtype), loss_of.classes, loss_of.options.z_loss
-    logits, t, u = (x[:, :classes].astype(dtype) for x in (logits, t, u))
-    p, factor = softmax(logits), 1 + 2 * z * logsumexp(logits, -1, keepdims=True)
-    expected = row_products(p, t)
-    found = row_products(p * (factor * (t - expected) + 2 * z * expected), u)
-    ids, index = loss_of.ids, loss_of.options.ignore_index
-    counted = ids == ids if index is None else ids != index
-    return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
+def _joined(pairs: Sequence[tuple[Any, Any]], axis: int) -> tuple[Any, Any]:
+    """Return one pair of matrices, the product of which is the sum of those of all that are there.
+
+    None where none is.
+    """
+    given = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if len(given) < 2:
+        return given[0] if given else (None, None)
+    lefts, rights = zip(*given, strict=True)
+    xp = backend.namespace(lefts[0])
+    return xp.concatenate(lefts, axis), xp.concatenate(rights, axis)
+
+
+def _affine(
+    out: Array,
+    operands: tuple[Array | None, Array | None],
+    bias: Array | None,
+    piece: slice,
+    kernel: str | None,
+) -> None:
+    """Write some rows times a transposed weight, plus a bias."""
+    x, weight = operands
+    if x is None or weight is None:
+        out[...] = 0 if bias is None else bias
+    elif bias is None:
+        product_into(out, x[piece], weight.T, kernel=kernel)
+    else:
+        y = product(x[piece], weight.T, compute_dtype(out.dtype), kernel)
+        y += bias
+        out[...] = y.astype(out.dtype, copy=False)
 
 
 def _borrowed(weight: Tensor, dtype: Dtype) -> Loan | None:

@@ -102,11 +102,19 @@ def _matmul_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_matmul_backward)
-def _matmul_tangent(op: Op, ta: Tensor | None, tb: Tensor | None) -> Tensor | None:
+def _matmul_tangent(op: Op, ta: Tensor | None, tb: Tensor | None) -> Tensor:
     a, b, kernel = op.saved
-    of_a = None if ta is None else matmul(ta, op.input(1, b), kernel=kernel)
-    of_b = None if tb is None else matmul(op.input(0, a), tb, kernel=kernel)
-    return of_a if of_b is None else of_b if of_a is None else of_a + of_b
+    terms = []
+    if ta is not None:
+        terms.append(matmul(cast_like(ta, a), op.input(1, b), kernel=kernel))
+    if tb is not None:
+        terms.append(matmul(op.input(0, a), cast_like(tb, b), kernel=kernel))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def cast_like(t: Tensor, operand: Array) -> Tensor:
+    """Return a tangent in the dtype of the saved operand: under autocast, that of its cast."""
+    return t.astype(operand.dtype, copy=False)
 
 
 def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Array:

@@ -17,6 +17,7 @@ from tensorgrad.core.backend import Array, is_numpy, upcast
 from tensorgrad.core.checks import check_number
 from tensorgrad.core.dtypes import c_name, compute_dtype, float64
 from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.gradient import LeafGradient
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.reduce import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
@@ -110,9 +111,10 @@ def _grads(parameters: FlatParameters | Iterable[Tensor]) -> Sequence[Array]:
 
 def _drop_histories(parameters: FlatParameters | list[Tensor]) -> None:
     """Make arrays of gradients with a history, which would be that of other values."""
-    flat = isinstance(parameters, FlatParameters)
-    for parameter in parameters.parameters.values() if flat else parameters:
-        if isinstance(parameter.grad, Tensor):
+    if isinstance(parameters, FlatParameters):
+        parameters = list(parameters.parameters.values())
+    for parameter in parameters:
+        if parameter.gradient is not None and type(parameter.gradient) is not LeafGradient:
             parameter.gradient.plain()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorgrad.core.errors import ArgumentError, TensorgradError
 from tensorgrad.io.tables import write_text
+from tensorgrad.report.curvature import curvature_section, sharpness_chart
 from tensorgrad.report.curves import charts, title_of
 from tensorgrad.report.document import (
     check_output,
@@ -90,10 +91,13 @@ def write_report(
 def page(run: Run) -> str:
     """Return the HTML page of a run."""
     found, result = charts([run], [""]), result_of(run)
+    if run.curvature is not None:
+        found.append(sharpness_chart(run.curvature))
     curves = sum(len(chart.curves) for chart in found)
     points = max(100, min(_POINTS, _CURVE_POINTS // max(1, curves)))
     drawn, data = curves_section(found, [run], points)
-    parts = [part(run) for part in (_evaluations, _samples, _configuration, _environment, _diff)]
+    shown = _evaluations, _curvature, _samples, _configuration, _environment, _diff
+    parts = [part(run) for part in shown]
     return document(f"{run.name}: report", _header(run, result) + drawn + "".join(parts), data)
 
 
@@ -165,6 +169,10 @@ def _cells(key: str, values: Column, steps: list[int]) -> list[str]:
         s: "not finite" if math.isnan(at[s]) else text_of(key, at[s]) for s in steps if s in at
     }
     return [texts.get(step, "") for step in steps]
+
+
+def _curvature(run: Run) -> str:
+    return "" if run.curvature is None else curvature_section(run.curvature)
 
 
 def _samples(run: Run) -> str:

@@ -19,6 +19,8 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from tensorgrad.core.errors import DataError, TensorgradError
+from tensorgrad.curvature.record import FILE as CURVATURE
+from tensorgrad.curvature.record import Curvature, read_curvature
 from tensorgrad.io.files import is_locked
 from tensorgrad.io.readers import open_regular, read_json, read_json_lines
 from tensorgrad.train.config import FILE, is_published, renamed
@@ -79,6 +81,7 @@ class Run:
         samples: the records of samples.jsonl.
         environment: environment.json.
         diff: uncommitted.diff, at most DIFF_BYTES of it.
+        curvature: curvature.json; None where it is missing.
         is_training: whether a process trains in the folder now.
         notes: what could not be read, a sentence each.
 
@@ -101,6 +104,7 @@ class Run:
     samples: Sequence[Record]
     environment: Record
     diff: str
+    curvature: Curvature | None
     is_training: bool
     notes: tuple[str, ...]
 
@@ -197,6 +201,7 @@ def read_run(folder: str | os.PathLike[str], progress: Progress | None = None) -
         samples=[sample for sample in samples if sample is not None],
         environment=entries("environment.json"),
         diff=read("uncommitted.diff", _read_diff, ""),
+        curvature=read(CURVATURE, read_curvature, None),
         is_training=is_locked(folder / LOCK),
         notes=tuple(notes),
     )

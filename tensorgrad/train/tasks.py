@@ -8,10 +8,13 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.io.files import shown
+from tensorgrad.io.readers import read_json
+from tensorgrad.train import config
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.task import Task
 from tensorgrad.train.user_file import check_method, class_in, is_file
@@ -40,6 +43,28 @@ def task_class(name: str, option: str = "TASK") -> Any:
         raise ArgumentError(f"{option}: got {name}, expected one of {expected}")
     module, kind = TASKS[name]
     return getattr(import_module(module), kind)
+
+
+def task_of_run(folder: Path, task: str | None = None, model_file: str = "") -> tuple[Any, Any]:
+    """Return the class of the task of a run, and the settings that the run was started with.
+
+    Args:
+        folder: of the run, with config.json.
+        task: the Python file of the task, for one that a user has defined: it is executed.
+        model_file: the same of the model.
+    Raises:
+        ArgumentError: the task or the model is of a Python file, which is not given.
+        CheckpointError: config.json is of other settings.
+    """
+    found = config.renamed(read_json(folder / config.FILE))
+    name = str(found.get("task", "language-model"))
+    if task is None and name not in TASKS:
+        raise ArgumentError(
+            f"--task: got none, expected the Python file of the run's task {name!r:.80}, which "
+            "is executed"
+        )
+    kind = task_class(name if task is None else task, "--task")
+    return kind, config.load(kind.Settings, folder, model_file)
 
 
 def _checked(task: type[Task], option: str) -> type[Task]:

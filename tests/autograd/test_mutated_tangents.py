@@ -13,10 +13,20 @@ import pytest
 
 from tensorgrad.autograd import tangents
 from tests import test_linalg_derivatives
-from tests.ops import test_indexing_derivatives, test_reduce_derivatives, test_shape_derivatives
+from tests.ops import (
+    test_attention_derivatives,
+    test_fused_derivatives,
+    test_indexing_derivatives,
+    test_products_derivatives,
+    test_reduce_derivatives,
+    test_shape_derivatives,
+)
 
 MODULES = (
     test_linalg_derivatives,
+    test_products_derivatives,
+    test_attention_derivatives,
+    test_fused_derivatives,
     test_indexing_derivatives,
     test_reduce_derivatives,
     test_shape_derivatives,

@@ -44,12 +44,14 @@ def along(f: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], T
 def squared_gradients(x: Tensor, w: Tensor) -> Tensor:
     """Return what has third derivatives of a checkpointed function for its second ones."""
     grads = tg.grad(lambda x, w: checkpoint(block)(x, w).sum(), (0, 1))(x, w)
-    return (grads[0] ** 2).sum() + (grads[1] ** 3).sum()
+    total: Tensor = (grads[0] ** 2).sum() + (grads[1] ** 3).sum()
+    return total
 
 
 def dropped(x: Tensor) -> Tensor:
     tg.random.seed(4)
-    return checkpoint(lambda x: tg.dropout(x * x, 0.5))(x) * x
+    y: Tensor = checkpoint(lambda x: tg.dropout(x * x, 0.5))(x) * x
+    return y
 
 
 @pytest.mark.parametrize(
@@ -77,14 +79,14 @@ def test_random_numbers_are_drawn_again() -> None:
 
 
 def test_tangents_keep_no_graph() -> None:
-    """What ops inside save is freed after the function, though gradients flow back later."""
+    """Arrays that ops inside save are freed after the function, before gradients flow back."""
     held: list[Any] = []
 
     def backward(dy: Any, saved: Any, needs: Any) -> Any:
         return (2 * saved[0] * dy,)
 
     @tangent_of(backward)
-    def tangent(op: Any, t: Tensor) -> Tensor:
+    def tangent(op: Any, t: Tensor) -> Any:
         return 2 * op.input(0, op.saved[0]) * t
 
     class Kept(np.ndarray[Any, Any]):
@@ -100,5 +102,16 @@ def test_tangents_keep_no_graph() -> None:
     assert [each() for each in held] == [None, None]
     np.testing.assert_allclose(t.numpy(), 4 * leaf.numpy() ** 3)
     (y * t).sum().backward()
+    assert leaf.grad is not None
     np.testing.assert_allclose(leaf.grad, 28 * leaf.numpy() ** 6)
     assert len(held) == 4
+
+
+def test_linearized_functions_may_be_checkpointed() -> None:
+    rng = np.random.default_rng(1)
+    x, w, t, u = map(Tensor, rng.standard_normal((4, 4, 4)))
+    found = []
+    for f in (block, checkpoint(block)):
+        y, push = tg.linearize(lambda x, w, f=f: f(x, w) * f(x * x, w), x, w)
+        found.append((y.tolist(), push(t, u).tolist()))
+    assert found[0] == found[1]

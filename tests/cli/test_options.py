@@ -69,6 +69,8 @@ LINES = [
     ("translate lost a", "RUN lost: no such file or folder"),
     ("classify lost a", "RUN lost: no such file or folder"),
     ("report lost", "RUN lost: no such file or folder"),
+    ("curvature lost", "RUN lost: no such file or folder"),
+    ("curvature lost --eigenvalues 21", "--eigenvalues: got 21, expected at most 20"),
     ("compare lost gone", "RUNS lost: no such file or folder"),
     ("profile lost", "RUN lost: no such file or folder"),
     ("profile --heads 5", "--width: got 192, expected a multiple of --heads, 5"),

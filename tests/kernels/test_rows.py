@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import finfo
 
 import tensorgrad as tg
 from tensorgrad import Tensor, no_grad
@@ -16,7 +17,7 @@ from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels import rows
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.kernels.rows import RowLayout
-from tensorgrad.ops.cross_entropy import Reduction, rows_numpy
+from tensorgrad.ops.cross_entropy import Reduction, rows_numpy, rows_tangent_numpy
 from tensorgrad.testing import Ulps, assert_within
 from tests import gpu_array
 
@@ -261,3 +262,39 @@ def test_rows_are_aligned_in_all_arrays() -> None:
     assert not rows.aligned(4, whole, odd)
     assert not rows.aligned(6, whole)
     assert rows.aligned(2, gpu_array.on_gpu(memory.view("float64")[:4]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("width", "classes"),
+    [(1, 1), (24, 17), (1000, 1000), (1023, 1023), (1040, 1033), (50304, 50257)],
+)
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.01)])
+def test_tangents_of_cross_entropy(
+    width: int, classes: int, smoothing: float, z_loss: float, dtype: Any
+) -> None:
+    rng = np.random.default_rng(width)
+    values = rng.standard_normal((2, 61, width)) * [[[3.0]], [[1.0]]]
+    logits, t = (array.astype(dtype) for array in values)
+    logits[3, 0] = -np.inf if classes > 1 and not smoothing else 0
+    ids, options = rng.integers(0, classes, 61), LossOptions(-1, smoothing, z_loss)
+    ids[3], ids[5:9] = classes - 1, -1
+    dy = rng.uniform(1, 2, 61).astype(compute_dtype(dtype))
+    exact, x, moved = np.empty(61), logits.astype(float64), t.astype(float64)
+    rows_tangent_numpy(exact, x, moved, ids, ids >= 0, options, dy.astype(float64), classes)
+    for differentiate in (False, True):
+        by_logits, by_tangents = on_gpu(logits), on_gpu(t)
+        ids_gpu, scale = on_gpu(ids), GradientFactor(on_gpu(dy))
+        losses = backend.cupy.empty(61, dy.dtype)
+        cross_entropy_cuda.rows_tangent(
+            losses, by_logits, by_tangents, ids_gpu, options, scale, classes, differentiate
+        )
+        size = np.abs(t.astype(float64)).max(1) + 1
+        error = np.abs(backend.to_numpy(losses) - exact) / size
+        assert error.max() < {8: 1e-12, 4: 2e-5, 2: 2e-5}[dtype.itemsize]
+    for array, right in ((by_logits, x), (by_tangents, moved)):
+        mine = backend.to_numpy(array).astype(float64)
+        rounding = float(finfo(dtype).eps) * np.abs(right) if dtype.itemsize == 2 else 0.0
+        cancelled = {8: 1e-13, 4: 1e-5, 2: 1e-5}[dtype.itemsize] * size[:, None]
+        assert (np.abs(mine - right) <= rounding + cancelled).all()

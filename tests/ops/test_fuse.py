@@ -16,7 +16,7 @@ from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels import elementwise as row_cuda
 from tensorgrad.kernels.expression import Formula
-from tensorgrad.ops.elementwise.fuse import _row
+from tensorgrad.ops.elementwise.fuse import row_of
 from tensorgrad.ops.elementwise.trace import Trace
 from tensorgrad.testing import SIZES, Case, Ulps, check
 
@@ -174,7 +174,7 @@ def test_numbers_keep_the_dtype_of_the_arrays() -> None:
 
 
 def test_a_common_subexpression_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    row, _ = _row(lambda x: tg.exp(tg.tanh(x)) * tg.tanh(x), [float32], {})
+    row, _ = row_of(lambda x: tg.exp(tg.tanh(x)) * tg.tanh(x), [float32], {})
     gradients = row._gradients_of((True,))
     for formula in (row._formula, gradients.formula):
         statements, texts = formula.cuda()
@@ -182,7 +182,7 @@ def test_a_common_subexpression_is_computed_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_equal_gradients_are_computed_once() -> None:
-    row, _ = _row(lambda x, b: tg.gelu(x + b), [float32, float32], {})
+    row, _ = row_of(lambda x, b: tg.gelu(x + b), [float32, float32], {})
     assert row._gradients_of((True, True)).indices == (0, 0)
     assert row._gradients_of((False, True)).indices == (None, 0)
 

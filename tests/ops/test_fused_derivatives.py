@@ -31,7 +31,7 @@ def squared_gradients(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def loss(*xs: Tensor) -> Tensor:
         y = f(*xs)
-        weights = tg.sin(tg.cumsum(tg.ones_like(y)))  # of which no sum is constant
+        weights = tg.sin(tg.cumsum(tg.ones_like(y)))  # no sum of them times y is constant
         return (y.reshape(-1) * weights).sum()
 
     def squares(*xs: Tensor) -> Tensor:
@@ -75,6 +75,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "softmax with a float mask": (lambda x: tg.softmax(x, mask=CUBE[:1]), CUBE),
     "softmax of nothing": (tg.softmax, EMPTY),
     "softmax, third order": (squared_gradients(tg.softmax), X[:2]),
+    "softmax with a scale, third order": (
+        squared_gradients(lambda x: tg.softmax(x, 0, scale=0.7)),
+        X[:2],
+    ),
     "log_softmax": (tg.log_softmax, X),
     "log_softmax of a vector": (lambda x: tg.log_softmax(x, 0), ROW),
     "log_softmax of another axis": (lambda x: tg.log_softmax(x, 1), CUBE),
@@ -102,10 +106,10 @@ CASES: dict[str, tuple[Any, ...]] = {
         lambda x, w, b: tg.nn.functional.group_norm(x, 2, w, b),
         *(CUBE.swapaxes(1, 2), CUBE[0, 0], CUBE[1, 0]),
     ),
+    "cross_entropy, unreduced": (entropy(**SMOOTH, reduction="none"), LOGITS),
     "cross_entropy": (entropy(), LOGITS),
     "cross_entropy with label_smoothing": (entropy(label_smoothing=0.1), LOGITS),
     "cross_entropy with z_loss": (entropy(z_loss=0.3, ignore_index=2, reduction="sum"), LOGITS),
-    "cross_entropy, unreduced": (entropy(**SMOOTH, reduction="none"), LOGITS),
     "cross_entropy of another axis": (
         lambda x: tg.cross_entropy(x, [[0, 2, 1, 1], [-100, 2, 0, 1]], axis=1),
         CUBE,
@@ -121,16 +125,16 @@ CASES: dict[str, tuple[Any, ...]] = {
         lambda x, p: tg.cross_entropy(x, tg.softmax(p)),
         *(LOGITS, LOGITS[::-1]),
     ),
-    "cross_entropy, third order": (squared_gradients(entropy(**SMOOTH)), LOGITS),
+    "cross_entropy, third order": (squared_gradients(entropy(**SMOOTH, reduction="none")), LOGITS),
     "nll_loss": (lambda x: tg.nn.functional.nll_loss(tg.log_softmax(x), TARGETS), LOGITS),
+    "linear_cross_entropy, unreduced": (
+        linear_entropy(**SMOOTH, reduction="none", chunk=6),
+        *(FEATURES, HEAD, BIAS),
+    ),
     "linear_cross_entropy": (linear_entropy(), FEATURES, HEAD, BIAS),
     "linear_cross_entropy in chunks": (linear_entropy(**SMOOTH, chunk=4), *(FEATURES, HEAD, BIAS)),
     "linear_cross_entropy with a padded vocabulary": (
         linear_entropy(z_loss=0.3, ignore_index=2, reduction="sum", vocab_size=5, chunk=2),
-        *(FEATURES, HEAD, BIAS),
-    ),
-    "linear_cross_entropy, unreduced": (
-        linear_entropy(**SMOOTH, reduction="none", chunk=6),
         *(FEATURES, HEAD, BIAS),
     ),
     "linear_cross_entropy by x": (lambda x: tg.linear_cross_entropy(x, HEAD, TARGETS), FEATURES),
@@ -151,7 +155,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         *(ROW, X),
     ),
     "linear_cross_entropy, third order": (
-        squared_gradients(linear_entropy(**SMOOTH, chunk=4)),
+        squared_gradients(linear_entropy(**SMOOTH, reduction="none", chunk=4)),
         *(FEATURES, HEAD, BIAS),
     ),
     "linear_cross_entropy of nothing": (
@@ -236,3 +240,33 @@ def test_targets_that_were_assigned_to_are_named() -> None:
     assert gradient(logits).item() == pytest.approx(0, abs=1e-6)  # the gradient needs no targets
     with pytest.raises(GradError, match="cross_entropy: the logits or the targets were assigned"):
         tg.grad(gradient)(logits)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy in chunks"])
+def test_the_gradient_of_a_loss_that_has_a_tangent(name: str) -> None:
+    loss, *arrays = CASES[name]
+    leaves = [Tensor(a, requires_grad=True) for a in arrays]
+    y, _ = jvp(loss, leaves, list(map(Tensor, arrays)))
+    y.backward()
+    expected = tg.grad(loss, tuple(range(len(arrays))))(*map(Tensor, arrays))
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert leaf.grad is not None
+        np.testing.assert_allclose(leaf.grad, gradient.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_rows_that_are_ignored_may_hold_anything(name: str) -> None:
+    loss, *arrays = CASES[name]
+    rows = TARGETS.index(-100)
+    assert np.isfinite(arrays[0][rows]).all()
+    arrays[0] = arrays[0].copy()
+    found = []
+    for value in (1.0, np.nan):
+        arrays[0][rows] = value
+        leaf = Tensor(arrays[0], requires_grad=True)
+        tangents = [Tensor(np.ones_like(a)) for a in arrays]
+        _, slope = jvp(loss, [leaf, *map(Tensor, arrays[1:])], tangents)
+        slope.backward()
+        assert leaf.grad is not None
+        found.append((slope.item(), leaf.grad.tolist()))
+    assert found[0] == found[1]

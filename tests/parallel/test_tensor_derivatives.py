@@ -83,9 +83,8 @@ def check(size: int, program: Program, whole: Callable[..., Tensor], width: int 
         assert own_slope == pytest.approx(slope)
         for own_dx, _ in (first, second):
             np.testing.assert_allclose(own_dx, dx, rtol=1e-9, atol=1e-12)
-    for way in (1, 2):
-        parts = np.concatenate([each[way][1] for each in found])
-        np.testing.assert_allclose(parts, dw, rtol=1e-9, atol=1e-12)
+    for parts in ([each[1][1] for each in found], [each[2][1] for each in found]):
+        np.testing.assert_allclose(np.concatenate(parts), dw, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 3])

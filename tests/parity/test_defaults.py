@@ -86,6 +86,7 @@ PYTORCH = Peer(
         ("linalg.", tg.linalg, torch.linalg),
         ("fft.", tg.fft, torch.fft),
         ("", tg, torch),
+        ("", tg, torch.func),
         ("Tensor.", Tensor, torch.Tensor),
     ],
     their_arguments,

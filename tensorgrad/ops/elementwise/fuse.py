@@ -83,7 +83,7 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         except (KeyError, TypeError):
             if any([isinstance(operand, (list, tuple)) for operand in operands]):
                 return run(*_plain(f, operands), **constants)
-            row, used = rows[key] = _row(f, kinds, constants)
+            row, used = rows[key] = row_of(f, kinds, constants)
         return row(*operands) if len(used) == len(operands) else row(*[operands[i] for i in used])
 
     return run
@@ -98,7 +98,7 @@ def _plain(f: Callable[..., Tensor], operands: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _row(
+def row_of(
     f: Callable[..., Tensor], kinds: list[Any], constants: dict[str, Any]
 ) -> tuple[Row, list[int]]:
     """Run f on symbols; return the row that it is, and which arguments are its operands."""

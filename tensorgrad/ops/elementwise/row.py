@@ -11,7 +11,7 @@ turns whole functions into rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -76,10 +76,10 @@ class Row:
             derivatives there.
     """
 
-    tangents: Sequence[str]
+    tangents: tuple[str, ...]
 
     def __init__(
-        self, name: str, operands: str, value: str, *gradients: str, tangents: Sequence[str] = ()
+        self, name: str, operands: str, value: str, *gradients: str, tangents: tuple[str, ...] = ()
     ) -> None:
         self.name, self.operands = name, operands.split()
         self.text, self.gradients = value, gradients
@@ -247,14 +247,19 @@ class Row:
         return [None if p is None else dy if p < 0 else computed[p] for p in gradients.indices]
 
     def tangent(
-        self, tangents: Sequence[Tensor | None], values: Mapping[str, Any], dtype: Dtype
+        self,
+        tangents: Sequence[Tensor | None],
+        operands: Sequence[Any],
+        dtype: Dtype,
+        y: Tensor | None = None,
     ) -> Tensor | None:
         """Return the tangent of a result; None where it is constant.
 
         Args:
             tangents: of the operands, None for one that is constant.
-            values: what the row saves, by name, as tensors and numbers.
+            operands: tensors and numbers; only those that the row saves matter.
             dtype: of the result.
+            y: the result, if the row saves it.
         """
         pairs = zip(tangents, self._tangents, strict=True)
         given = tuple([t is not None and gradient is not None for t, gradient in pairs])
@@ -263,21 +268,34 @@ class Row:
             return None
         if [g for g, is_given in zip(self._tangents, given, strict=True) if is_given] == [self._dy]:
             return known[0]
-        operands = [*known, *[values[name] for name in self._saved]]
-        kinds = [x.dtype for x in operands if isinstance(x, Tensor) and x.dtype != bool_]
-        mixed = any([compute_dtype(kind) != compute_dtype(dtype) for kind in kinds])
-        key = given, dtype, mixed
+        values = {**dict(zip(self._formula.parameters, operands, strict=True)), "y": y}
+        taken = [*known, *[values[name] for name in self._saved]]
+        others = frozenset([x.data.dtype for x in taken if isinstance(x, Tensor)]) - {bool_, dtype}
+        key = given, dtype, others
         row = self._tangent_rows.get(key)
         if row is None:
             row = self._tangent_rows[key] = self._new_tangent_row(*key)
-        return row(*operands)
+        return row(*taken)
 
-    def _new_tangent_row(self, given: tuple[bool, ...], dtype: Dtype, mixed: bool) -> Row:
-        """Return the row of the tangent; its operands are the given tangents and what is saved."""
+    def result(self, y: Array, *operands: Tensor) -> Tensor:
+        """Record a result that another kernel has computed."""
+        saved = self._keep(*[x.data for x in operands], y)
+        return record(self.name, y, operands, self._bound_backward, saved)
+
+    def _new_tangent_row(
+        self, given: tuple[bool, ...], dtype: Dtype, others: frozenset[Dtype]
+    ) -> Row:
+        """Return the row of the tangent.
+
+        Args:
+            given: for each operand, whether its tangent is one of the row's; what is saved follows.
+            dtype: of the result.
+            others: further dtypes of operands.
+        """
         parameters = self._formula.parameters
         taken = {*parameters, "y", "dy"}
         value = _new_name("value", taken)
-        expressions = Expressions()  # of its own: other threads may make rows from this one too
+        expressions = Expressions()  # not this row's: other threads may read those
         known, total = [], None
         for parameter, gradient, is_given in zip(parameters, self._tangents, given, strict=True):
             if gradient is None or not is_given:
@@ -291,8 +309,10 @@ class Row:
         formula = Formula(f"{self.name}_tangent", operands, expressions, [total])
         gradients = expressions.gradients(total, operands)
         compute = compute_dtype(dtype)
+        mixed = any([compute_dtype(other) != compute for other in others])
         row = Row.composed(operands, formula, gradients, gradients, dtype, compute, mixed)
-        row._warns = False  # as the op itself did
+        row._small = -1 if others else BLOCK
+        row._warns = False  # the op itself has warned
         return row
 
     def _gradients_of(self, needs: tuple[bool, ...]) -> _Gradients:
@@ -400,18 +420,13 @@ def _tangent(op: Op, *tangents: Tensor | None) -> Tensor | None:
             f"{row.name}: the tangent of a result of {op.node.dtype}, expected real numbers: "
             "complex ones carry no gradient; use detach()"
         )
-    saved = zip(row._saved, op.saved, strict=True)
-    values = {name: _saved_operand(op, row, name, value) for name, value in saved}
-    return row.tangent(tangents, values, op.node.dtype)
-
-
-def _saved_operand(op: Op, row: Row, name: str, value: Any) -> Any:
-    """Return what an op has saved as a tensor with history, a number as it is."""
-    if not backend.is_array(value):
-        return value
-    if name == "y":
-        return op.output(value)
-    return op.input(row._formula.parameters.index(name), value)
+    saved = dict(zip(row._saved, op.saved, strict=True))
+    operands = [saved.get(name) for name in row._formula.parameters]
+    for i, value in enumerate(operands):
+        if backend.is_array(value):
+            operands[i] = op.input(i, value)
+    y = op.output(saved["y"]) if "y" in saved else None
+    return row.tangent(tangents, operands, op.node.dtype, y)
 
 
 class _UnparsedRow(Row):
@@ -476,7 +491,7 @@ def binary(
     da: str = "",
     db: str = "",
     raises: str = "",
-    tangents: Sequence[str] = (),
+    tangents: tuple[str, ...] = (),
 ) -> BinaryOp:
     """Return a row with two operands as a function; its arguments are those of `unary`."""
     row = Row(name, "a b", value, da, db, tangents=tangents)

@@ -1,0 +1,97 @@
+"""`tensorgrad curvature RUN`: eigenvalues and spectral density of the loss of a run."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from tensorgrad.cli.sweeps import Progress
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.curvature.record import FILE, MATRICES, read_curvature
+from tensorgrad.curvature.runs import CurvatureOptions, measure_run
+from tensorgrad.io.command import aligned
+from tensorgrad.io.files import write_json
+from tensorgrad.io.tables import to_markdown, write_text
+from tensorgrad.report import write_report
+from tensorgrad.report.curvature import PICTURE, checkpoint_rows, density_picture
+from tensorgrad.train.device import choose_device
+from tensorgrad.train.tasks import task_of_run
+
+
+def curvature(
+    run: Path,
+    /,
+    *,
+    matrix: Literal[tuple(MATRICES)] = "hessian",  # type: ignore[valid-type]
+    checkpoints: Literal["all", "last"] = "all",
+    eigenvalues: int = 1,
+    tolerance: float = 0.01,
+    batches: int = 2,
+    batch: int | None = None,
+    samples: int = 4,
+    steps: int = 32,
+    dtype: Literal["float32", "tf32", "bfloat16", "float16"] = "float32",
+    device: str = "auto",
+    seed: int = 0,
+    json: bool = False,
+    task: str | None = None,
+    model_file: Annotated[str, Parameter(name="--model")] = "",
+) -> int:
+    """Measure eigenvalues and spectral density of the loss at the checkpoints of a run.
+
+    Writes curvature.json and curvature.svg into the folder of the run, and its report anew, with
+    the largest eigenvalue of each checkpoint beside 2 / learning rate.
+
+    Args:
+        run: folder of the run.
+        matrix: hessian; gauss-newton or fisher of a language model.
+        checkpoints: all that the run has kept, or the last.
+        eigenvalues: how many of the largest, at most 20.
+        tolerance: the largest residual of an eigenvalue, as a fraction of it.
+        batches: batches of the training data, from the first step on, whose mean loss counts.
+        batch: another batch size than the run's.
+        samples: random vectors for the density of the last checkpoint, 2 or more; 0: no density.
+        steps: products with each: how fine the density is.
+        dtype: dtype of matrix products.
+        device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
+        seed: of random vectors.
+        json: print what curvature.json has.
+        task: the Python file of the run's task, if it is your own; it is executed.
+        model_file: the Python file of the run's model, if it is your own; it is executed.
+    """
+    for option, value, low in (
+        *(("eigenvalues", eigenvalues, 1), ("batches", batches, 1), ("steps", steps, 1)),
+        *(("samples", samples, 0), ("seed", seed, 0), ("tolerance", tolerance, 0)),
+    ):
+        if not value >= low:
+            raise ArgumentError(f"--{option}: got {value}, expected {low} or more")
+    if eigenvalues > 20:
+        raise ArgumentError(f"--eigenvalues: got {eigenvalues}, expected at most 20")
+    if samples == 1:
+        raise ArgumentError("--samples: got 1, expected 0, or 2 or more")
+    kind, settings = task_of_run(run, task, model_file)
+    rows = settings.batch if batch is None else batch
+    one_part = {"batch": rows, "micro_batches": 1, "grad_dtype": "float32"}
+    settings, place = choose_device(replace(settings, device=device, dtype=dtype, **one_part))
+    options = CurvatureOptions(
+        matrix, checkpoints, eigenvalues, tolerance, batches, samples, steps, seed
+    )
+    prepared = kind(settings, run, resuming=True)
+    prepared.prepare(place)
+    with Progress("curvature", "product") as progress:
+        found = measure_run(prepared, options, progress.show)
+    write_json(run / FILE, found)
+    measured = read_curvature(run / FILE)
+    if measured.density is not None:
+        write_text(run / PICTURE, density_picture(measured))
+    page = write_report(run)
+    if json:
+        print(jsonlib.dumps(found, indent=1))
+    else:
+        print(aligned(to_markdown(*checkpoint_rows(measured), numbers=5)), end="")
+        print(f"{run / FILE}, {page}")
+    return 0
