@@ -21,7 +21,7 @@ from tensorgrad.io.readers import read_json
 FILE = "curvature.json"
 MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix", "fisher": "Fisher matrix"}
 _ROWS, _VALUES = 1000, 20  # checkpoints, and eigenvalues of each, that are read
-_NODES = 100_000  # of a density
+_NODES = 100_000  # nodes of a density at most
 _LARGEST = 2**53  # whole number that JSON has exactly
 
 

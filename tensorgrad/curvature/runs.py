@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CurvatureOptions:
-    """What to measure of a run's checkpoints.
+    """The options of a measurement of a run's checkpoints.
 
     Args:
         matrix: one of MATRICES.

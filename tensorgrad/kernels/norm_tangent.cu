@@ -6,11 +6,11 @@
 //   norm_tangent_columns    partial rows of the gradients of weight, tw and tb
 //
 // Any width and alignment; a row is read from DRAM once and then from the L1 cache. They move 3, 5
-// and 3 * sizeof(T) bytes an element. All results are written with =. sum_parts in reduce.cu adds up
-// the partial rows. Launched by kernels/norm_tangent.py.
+// and 3 * sizeof(T) bytes an element. All results are written with =. sum_parts in reduce.cu adds
+// up the partial rows. Launched by kernels/norm_tangent.py.
 //
-// The naive backward, a thread for row r, where a = g weight, b = g tw, x_hat = (x - mean) rstd, and
-// E is a mean over the row (rms_norm: E(u), E(a) and E(b) are 0):
+// The naive backward, a thread for row r, where a = g weight, b = g tw, x_hat = (x - mean) rstd,
+// and E is a mean over the row (rms_norm: E(u), E(a) and E(b) are 0):
 //
 //   m = E(u x_hat); p = E(a x_hat); c = E(a u) - E(a) E(u) - m p;
 //   du = rstd (a - E(a) - x_hat p);
@@ -22,10 +22,10 @@
 #include "norm.cuh"
 
 template <typename C>
-struct Sums {
+struct RowSums {
     C values[5];
 };
-template <typename C> __device__ inline Sums<C> operator+(Sums<C> a, const Sums<C>& b) {
+template <typename C> __device__ inline RowSums<C> operator+(RowSums<C> a, const RowSums<C>& b) {
     #pragma unroll
     for (int i = 0; i < 5; ++i) a.values[i] += b.values[i];
     return a;
@@ -77,7 +77,8 @@ norm_tangent(T* __restrict__ y, Compute<T>* __restrict__ stats, const T* __restr
             const C x_hat = (to_compute(values.values[j]) - mean) * rstd;
             C t = rstd * (to_compute(us.values[j]) - shift - x_hat * projection);
             if (weight != nullptr) t *= load_parameter<T>(weight, weight_wide, place + j);
-            if (tweight != nullptr) t += x_hat * load_parameter<T>(tweight, tweight_wide, place + j);
+            if (tweight != nullptr)
+                t += x_hat * load_parameter<T>(tweight, tweight_wide, place + j);
             if (tbias != nullptr) t += load_parameter<T>(tbias, tbias_wide, place + j);
             values.values[j] = from_compute<T>(t);
         }
@@ -95,8 +96,8 @@ norm_tangent_backward(T* __restrict__ dx, T* __restrict__ du, const T* __restric
                       const Compute<T>* __restrict__ mean_in,
                       const Compute<T>* __restrict__ rstd_in, long long rows, int width) {
     using C = Compute<T>;
-    __shared__ Sums<C> sums[64];
-    GroupReducer<Sums<C>> group(sums);
+    __shared__ RowSums<C> sums[64];
+    GroupReducer<RowSums<C>> group(sums);
     const long long row = group_row();
     const int count = row < rows ? width : 0;
     const bool centre = mean_in != nullptr;
@@ -110,7 +111,7 @@ norm_tangent_backward(T* __restrict__ dx, T* __restrict__ du, const T* __restric
     du += row * width;
 
     // Sums of the row: a, a x_hat, a (u - E(u)), b, b x_hat.
-    Sums<C> sum = {};
+    RowSums<C> sum = {};
     const bool reads_alike = aligned_alike(x, u) && aligned_alike(x, g);
     for_places(x, count, reads_alike, [&](int place, auto n) {
         const auto xs = load<n>(x + place), us = load<n>(u + place), gs = load<n>(g + place);

@@ -13,7 +13,7 @@ from tensorgrad.kernels.rows import strided_loop
 from tensorgrad.kernels.structs import pointer
 
 _SOURCE = "norm_tangent.cu"
-_THREADS = 256  # of a row
+_THREADS = 256  # threads of a row
 _COLUMN_CHUNKS = 128  # chunks of the rows in the sums over rows
 
 

@@ -9,7 +9,7 @@ from tests import derivatives
 from tests.autograd.test_mutated_tangents import MODULES
 
 CASES = [(module, name) for module in MODULES for name in module.CASES]
-MOST_OMITTED = 0.4  # of the cases: those that use arrays of the CPU too
+MOST_OMITTED = 0.4  # fraction of the cases that use arrays of the CPU too
 
 
 @pytest.mark.gpu

@@ -179,7 +179,7 @@ def test_operands_of_other_dtypes_are_constants() -> None:
         assert t.dtype == y.dtype == float64
     narrow = Tensor(ANY.astype(float32))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the op itself
+        warnings.simplefilter("ignore")  # warnings of the op itself
         y = narrow * whole
     y, t = jvp(lambda x: x * whole, (narrow,), (narrow,))  # which does not warn again
     assert t.dtype == y.dtype == float64

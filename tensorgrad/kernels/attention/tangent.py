@@ -51,7 +51,7 @@ def backward(dy: Array, done: TangentPass, gradients: Sequence[Array | None]) ->
             at multiples of 16 bytes.
     """
     written = list(gradients)
-    for side in (0, 3), (1, 2, 4, 5):  # of the queries, of the keys
+    for side in (0, 3), (1, 2, 4, 5):  # the gradients of queries, and of keys
         if not _one_layout([gradients[i] for i in side], done.q):
             for i in side:
                 gradient = gradients[i]

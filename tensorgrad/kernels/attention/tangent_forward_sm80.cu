@@ -50,7 +50,7 @@ attention_tangent(T* __restrict__ ty, float* __restrict__ means, const T* __rest
     constexpr int M = 64 * R, TILE = N * PITCH<T, D>;
     extern __shared__ uint4 shared[];
     T *q_tile = reinterpret_cast<T*>(shared), *tq_tile = q_tile + M * PITCH<T, D>;
-    T* stages = tq_tile + M * PITCH<T, D>;   // of k, tk, v, tv
+    T* stages = tq_tile + M * PITCH<T, D>;   // tiles of k, tk, v, tv
     const RowBlock<false> block(p, q_starts, k_starts, M);
     const Span& span = block.span;
     if (block.rows <= 0) return;

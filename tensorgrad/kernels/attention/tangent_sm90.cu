@@ -30,7 +30,7 @@
 // instantiate: attention_tangent_tiles<{T}, 128, 2, 32, {KEYS | VALUES}>
 #include "attention/sm90.cuh"
 
-// What a launch computes: the tangent; the gradients of q and tq, of k and tk, of v and tv, of the
+// The results of a launch: the tangent; the gradients of q and tq, of k and tk, of v and tv, of the
 // last four.
 constexpr int TANGENT = 0, QUERIES = 1, KEYS = 2, VALUES = 3, BOTH = 4;
 
@@ -196,7 +196,7 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                         if (OF_QUERIES) load(2 * B_BYTES + h * B3_HALF + N * SWIZZLE, x4_map);
                     }
                     if (!OF_QUERIES) {
-                        const int query = (tile.batch * p.heads + head) * pitch + n * N;   // of all
+                        const int query = (tile.batch * p.heads + head) * pitch + n * N;   // row of all
                         bulk_load(to + 3 * B_BYTES, sums + 4ll * query, 4 * N * 4, full);
                     }
                     at.next();

@@ -203,7 +203,7 @@ def check_products_under_zero(comm: Comm, device: str) -> None:
             message = "is in shards in ZeRO 3, expected functional_call with the strategy's gather"
             with pytest.raises(ArgumentError, match=message):
                 tg.hvp(lambda model: model(x, y), (model,), (vector,))
-        strategy.compute_gradients(lambda x, y: model(x, y), [(x.data, y.data)])
+        strategy.compute_gradients(model, [(x.data, y.data)])
         optimizer.step()
         strategy.after_step()
         strategy.begin(0, [])
