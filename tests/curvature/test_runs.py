@@ -129,6 +129,7 @@ def test_equal_seeds_give_equal_files(run: Path) -> None:
 
 
 def test_the_last_checkpoint_without_density(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "curvature.svg").write_text("an earlier one")
     assert curvature("--checkpoints", "last", "--samples", "0", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     compare(found, fields_of("curvature.json"))
