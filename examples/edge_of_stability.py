@@ -7,7 +7,7 @@ The data is one batch, which every step takes. The sharpness, the largest eigenv
 Hessian, rises until gradient descent is no longer stable, which for a quadratic function begins at
 2 / learning rate. There it stops rising, while the loss falls on, though not at every step. The
 loss of this model grows more slowly than a quadratic function along that direction, so that the
-sharpness settles some 25 % above; at larger learning rates it is more.
+sharpness settles some 25 % above 2 / learning rate, and higher at larger learning rates.
 
 Source: Cohen et al. 2021, "Gradient descent on neural networks typically occurs at the edge of
 stability", arXiv:2103.00065.
