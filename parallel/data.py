@@ -121,7 +121,7 @@ def all_reduce_tree(values: _Tree, comm: Comm) -> _Tree:
             part = flat[begin : begin + leaf.size].reshape(leaf.shape)
             found[i] = Tensor(part.astype(leaf.dtype))
             begin += leaf.size
-    result: _Tree = tree.build(found, results=True)
+    result: _Tree = tree.build(found, "results")
     return result
 
 

@@ -37,7 +37,8 @@ def check_derivatives(f: Callable[..., Any], *values: Any, seed: int = 0) -> Non
         if not weights:
             weights.extend(_here(rng.standard_normal(each.shape)) for each in outputs)
         parts = [(each * w).sum() for each, w in zip(outputs, weights, strict=True)]
-        return sum(parts[1:], parts[0])
+        total: Tensor = sum(parts[1:], parts[0])
+        return total
 
     def moved(step: float) -> list[np.ndarray[Any, Any]]:
         return [x + step * v for x, v in zip(arrays, directions, strict=True)]

@@ -149,6 +149,10 @@ def _cube(x: tg.Tensor) -> tg.Tensor:
     return (x * x * x).sum()
 
 
+def _odd(x: tg.Tensor) -> tg.Tensor:
+    return tg.autograd.record("odd", x.data * 2, [x], lambda dy, saved, needs: [2 * dy], ())
+
+
 def _bare_kernel() -> None:
     source = "__global__ void twice(T* y, const T* x, long long n) {}"
     tg.cuda_kernel(source, "twice", lambda x: 2 * x)(_leaf())
@@ -174,7 +178,10 @@ MESSAGES: tuple[tuple[Callable[[], Any], str], ...] = (
     (_twice, "call forward again, or follow the message"),
     (_changed, "follow the message"),
     (_assigned, "follow the message; an optimizer assigns to `data`"),
-    (lambda: tg.grad(tg.grad(_cube))(tg.ones(2)), "use differences of `tg.grad`"),
+    (lambda: tg.grad(tg.grad(_cube))(tg.ones(2)), "write `tg.hessian(f)`, or `tg.hvp`"),
+    (lambda: tg.jvp(_odd, (tg.ones(2),), (tg.ones(2),)),
+     "give the op a rule, see [own ops](../guides/derivatives.md#own-ops)"),
+    (lambda: tg.jvp(_cube, (tg.ones(2),), (tg.ones(3),)), "a tangent has the shape of its primal"),
     (lambda: fft.fft(_leaf()), "write `x.detach()`"),
     (_bare_kernel, "follow the message"),
     (lambda: optim.SGD([_leaf()], lr=-1), "give a number in the range"),
@@ -256,9 +263,9 @@ COSTS = {
     "attention/forward_sm90.cu": "4 D operations a pair of query and key",
     "attention/short.cu": "4 D S bytes a step, 7 D S backward",
     "attention/simple.cu": "4 D operations a pair, 14 D backward",
-    "attention/tangent_backward_sm80.cu": "36 D operations a pair, 46 D for D > 64, counted as 26 D",
+    "attention/tangent_backward_sm80.cu": "36 D operations a pair, 42 D for D > 64; 26 D count",
     "attention/tangent_forward_sm80.cu": "10 D operations a pair of query and key",
-    "attention/tangent_sm90.cu": "10 D operations a pair, 36 D backward, 46 D for D > 64",
+    "attention/tangent_sm90.cu": "10 D operations a pair, 36 D backward, 42 D for D > 64",
     "cross_entropy.cu": "2 S bytes a logit; the loss alone S",
     "dropout.cu": "2 S bytes, S more with a residual",
     "embedding.cu": "2 S bytes and the id",

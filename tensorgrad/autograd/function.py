@@ -151,7 +151,7 @@ class Context:
         self.saved_tensors: tuple[Any, ...] = ()  # Any, not Tensor | None: most are tensors
         self._op, self._arguments = op, args
         self._saved: Sequence[Tensor | None] = ()
-        self._places: list[tuple[bool, int] | None] = []  # of inputs, or not, that were saved
+        self._places: list[tuple[bool, int] | None] = []  # whether each is an input; its index
         self._inputs = [_Place.of(x) if isinstance(x, Tensor) else None for x in args]
         self._results: list[tuple[Shape, Dtype]] = []
         self._autocast: Casts | None = mode.autocast

@@ -20,6 +20,7 @@ from tensorgrad.autograd.tangents import (
     FORWARD_ONLY,
     Forward,
     Op,
+    dual,
     reversible,
     tangent_of,
     tangents_of,
@@ -46,7 +47,7 @@ _Primals = TypeVar("_Primals", bound="list[Any] | tuple[Any, ...]")
 
 
 class _Derivative(Protocol[_Result]):
-    """What `grad` and the like return, as a type checker sees it: it takes arrays too."""
+    """The result of `grad` and the like, as a type checker sees it: it takes arrays too."""
 
     @property
     def __wrapped__(self) -> Callable[..., Any]: ...
@@ -82,8 +83,8 @@ class _Inputs:
 
     def build(self, leaves: Sequence[Tensor], how: trees.How = "build") -> list[Any]:
         """Return the arguments with other tensors; see `Tree.build`."""
-        remaining = iter(leaves)
-        return [tree.build([next(remaining) for _ in tree.names()], how) for tree in self._trees]
+        remaining = iter(leaves)  # each tree takes its own
+        return [tree.build(remaining, how) for tree in self._trees]
 
     def tangents(self, name: str, values: Any) -> list[Tensor]:
         """Return the leaves of tangents, checked."""
@@ -498,7 +499,7 @@ def _forward(
     """Return f(*primals), its tangent, and its aux."""
     inputs, directions = _along(op, f, primals, tangents)
     level, outer = object(), mode.forward if mode.grad_enabled else None
-    duals = [_dual(x, level, t) for x, t in zip(inputs.tensors, directions, strict=True)]
+    duals = [dual(x, level, t) for x, t in zip(inputs.tensors, directions, strict=True)]
     forward = Forward(
         (*(() if outer is None else outer.levels), level),
         mode.grad_enabled and (outer is None or outer.is_recorded),
@@ -529,14 +530,6 @@ def _check_count(op: str, tangents: Sequence[Any], primals: Sequence[Any]) -> No
         raise ArgumentError(
             f"{op}: tangents holds {len(tangents)}, expected {len(primals)}, one for each primal"
         )
-
-
-def _dual(x: Tensor, level: object, t: Tensor) -> Tensor:
-    """Return an argument of a function that jvp differentiates."""
-    flows = x.requires_grad and mode.grad_enabled
-    dual = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
-    dual.tangents = {**(tangents_of(x) if mode.grad_enabled else {}), level: t}
-    return dual
 
 
 def _parted(y: Tensor, level: object) -> tuple[Tensor, Tensor]:

@@ -22,12 +22,22 @@ import numpy as np
 from tensorgrad import random
 from tensorgrad.amp import Casts
 from tensorgrad.autograd import second
-from tensorgrad.autograd.tangents import FORWARD_ONLY, Forward, Tangents, tangents_of, walked_by
+from tensorgrad.autograd.tangents import (
+    FORWARD_ONLY,
+    Forward,
+    Op,
+    Tangents,
+    tangent_of,
+    tangents_of,
+    walked_by,
+)
 from tensorgrad.core import backward, nodes
 from tensorgrad.core.arrays import cast
+from tensorgrad.core.backend import Shape
 from tensorgrad.core.checks import check_function
+from tensorgrad.core.dtypes import Dtype
 from tensorgrad.core.errors import GradError
-from tensorgrad.core.gradient import Gradients, Needs, Saved, unwrapped
+from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.nodes import Edge, Node, Output, edge_of
 from tensorgrad.core.tensor import Tensor
@@ -44,6 +54,7 @@ class _Call(NamedTuple):
     inside_grad: bool
     random: dict[str, int]
     edges: list[Edge]
+    results: list[tuple[Shape, Dtype]]
 
 
 def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -52,7 +63,8 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Results and gradients have the same bits as without, but for the order in which several calls
     of backward add up the gradients of a parameter that each of them uses more than once. Tensors
     that f uses without getting them as arguments (parameters, closures) receive their gradients
-    too. Random draws and autocast are the same in both runs.
+    too. Random draws and autocast are the same in both runs. In forward mode the arrays saved for
+    the tangents of f are dropped too; a gradient that is differentiated again keeps those of f.
 
     Args:
         f: returns one tensor, which depends on nothing that changes until backward but the
@@ -89,7 +101,8 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not results:
             return y
         edges = _frontier(results, version)
-        call = _Call(f, args, kwargs, mode.autocast, mode.forward, mode.inside_grad, state, edges)
+        modes = mode.autocast, mode.forward, mode.inside_grad
+        call = _Call(f, args, kwargs, *modes, state, edges, _kinds(results))
         # saved only so that the walk raises an error for arrays that were assigned to since
         arrays = [t.data for t in (*args, *kwargs.values(), *edges) if isinstance(t, Tensor)]
         known = tangents_of(y)
@@ -126,9 +139,9 @@ def _frontier(results: Sequence[Tensor], version: int) -> list[Edge]:
 def _backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     call: _Call = saved[0]
     if type(dy) is not list:
-        (y,) = _again(call, [unwrapped(dy)])
+        (y,) = _again(call)
         return backward.gradients(y, dy, call.edges)
-    results = zip(_again(call, dy), dy, strict=True)
+    results = zip(_again(call), dy, strict=True)
     starts = [(edge_of(x), array) for x, array in results if array is not None]
     start = Node("outputs", [edge for edge, _ in starts], _hand_out, (), np.empty(()))
     start.saved = [cast(array, edge.dtype) for edge, array in starts]
@@ -142,15 +155,21 @@ def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:
 def _walk(node: Node, dys: Tangents, needs: Needs) -> Sequence[Tensor | None]:
     """Return the gradients in recorded ops, through the graph of the function."""
     call: _Call = node.saved[0]._replace(inside_grad=True)
-    results = _again(call, [None if dy is None else dy.data for dy in dys])
-    seeds = [(x, dy) for x, dy in zip(results, dys, strict=True) if dy is not None]
+    seeds = [(x, dy) for x, dy in zip(_again(call), dys, strict=True) if dy is not None]
     return second.gradients(seeds, call.edges)
 
 
 walked_by(_walk, _backward)
 
 
-def _again(call: _Call, dys: Sequence[Any]) -> list[Tensor]:
+@tangent_of(_backward)
+def _tangent(op: Op, *tangents: Tensor | None) -> list[Tensor | None]:
+    """Return the tangents of the results through the graph of the function, for `linearize`."""
+    call: _Call = op.saved[0]
+    return second.tangents_along(_again(call), call.edges, tangents)
+
+
+def _again(call: _Call) -> list[Tensor]:
     """Run the function again; return the results that gradients flow back from.
 
     Raises:
@@ -161,17 +180,18 @@ def _again(call: _Call, dys: Sequence[Any]) -> list[Tensor]:
         results = _flowing(call.f(*call.args, **call.kwargs))
         edges = _frontier(results, version)
     same = len(edges) == len(call.edges) and all(map(operator.is_, edges, call.edges))
-    same = same and len(results) == len(dys)
-    for i, dy in enumerate(dys):
-        y = results[i] if i < len(results) else None
-        if dy is None or (y is not None and same and (y.dtype, y.shape) == (dy.dtype, dy.shape)):
-            continue
-        got = "no graph" if y is None else f"shape {y.shape}, dtype {y.dtype} or a graph"
+    if not same or _kinds(results) != call.results:
+        got = ", ".join([f"shape {y.shape}, dtype {y.dtype}" for y in results]) or "no graph"
+        shape, dtype = call.results[0]
         raise GradError(
-            f"{_name(call.f)}: got {got} that differs from the first run, expected {dy.shape}, "
-            f"{dy.dtype} and the same parameters"
+            f"{_name(call.f)}: got {got} or a graph that differs from the first run, expected "
+            f"{shape}, {dtype} and the same parameters"
         )
     return results
+
+
+def _kinds(results: Sequence[Tensor]) -> list[tuple[Shape, Dtype]]:
+    return [(y.shape, y.dtype) for y in results]
 
 
 @contextmanager

@@ -29,7 +29,15 @@ from tensorgrad.core import backward
 from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import Dtype
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.core.gradient import AddTogether, Gradients, LeafGradient, Needs, Saved, leaves
+from tensorgrad.core.gradient import (
+    AddTogether,
+    Gradients,
+    LeafGradient,
+    Needs,
+    Saved,
+    leaves,
+    unwrapped,
+)
 from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.nodes import RECORDED, Edge, Node, Output, edge_of
 from tensorgrad.core.record import record
@@ -49,7 +57,7 @@ def gradients(seeds: Seeds, edges: Sequence[Edge], constant: bool = False) -> li
     ends, totals = frozenset(edges), dict[Any, Tensor]()
     for y, dy in seeds:
         if y.requires_grad:
-            edge = edge_of(y)  # of a cast of a leaf, in another dtype
+            edge = edge_of(y)  # may have another dtype, where y is a cast of a leaf
             _add(totals, edge, dy if dy.dtype == edge.dtype else dy.astype(edge.dtype))
     parts: dict[Node, Any] = {}  # gradients of the outputs of a node
     order = _order(list(totals), ends)
@@ -278,7 +286,7 @@ def pulled_back(node: Node, dy: Any, needs: Needs, constant: bool = False) -> li
     with np.errstate(over="ignore", invalid="ignore"), replaced(mode, autocast=None):
         found = node.backward(arrays if type(dy) is list else arrays[0], op.saved, needs)
         given = {
-            place: backward.fit(dx, edge if type(edge) in RECORDED else edge.data, False)
+            place: backward.fit(unwrapped(dx), _array_like(edge), False)
             for place, (dx, edge, need) in enumerate(zip(found, node.edges, needs, strict=True))
             if need and dx is not None
         }
@@ -317,6 +325,11 @@ def _end(edge: Edge) -> Node:
 def _listed(dy: Any) -> list[Tensor | None]:
     """Return the gradients of the outputs of an op as a list."""
     return dy if type(dy) is list else [dy]
+
+
+def _array_like(edge: Any) -> Any:
+    """Return what has the shape and the dtype of an edge."""
+    return edge if type(edge) in RECORDED else edge.data
 
 
 def _like(edge: Any) -> Tensor | None:

@@ -32,7 +32,7 @@ from tensorgrad.core.nodes import Backward, Node, Output, edge_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
-Tangents: TypeAlias = "Sequence[Tensor | None]"  # one for each input; None: it is constant
+Tangents: TypeAlias = "Sequence[Tensor | None]"  # None: the input is constant
 # rule(op, tangents) -> the tangent of the output, or one for each of several; None: it is constant
 Rule: TypeAlias = "Callable[..., Any]"
 _AnyRule = TypeVar("_AnyRule", bound=Rule)
@@ -283,7 +283,10 @@ class Forward:
             own = [each.get(level) for each in given]
             if all(t is None for t in own):
                 continue
-            with np.errstate(over="ignore", invalid="ignore"), self._below(place):  # as in backward
+            with (
+                np.errstate(over="ignore", invalid="ignore"),
+                self._below(place),
+            ):  # backward does so too
                 results = tangent(op, own, shapes)
             for known, t in zip(op.tangents, results, strict=True):
                 if t is not None:
@@ -321,7 +324,7 @@ def along(
     """
     level, outer = object(), mode.forward or Forward((), mode.grad_enabled)
     duals = [
-        x if x is None or t is None else _dual(x, level, t)
+        x if x is None or t is None else dual(x, level, t)
         for x, t in zip(primals, given, strict=True)
     ]
     forward = Forward((*outer.levels, level), outer.is_recorded, outer.keeps_inputs)
@@ -331,12 +334,12 @@ def along(
     return [tangents_of(y).get(level) for y in each]
 
 
-def _dual(x: Tensor, level: object, t: Tensor) -> Tensor:
+def dual(x: Tensor, level: object, t: Tensor) -> Tensor:
     """Return x with a tangent of a level; gradients flow to x."""
     flows = x.requires_grad and mode.grad_enabled
-    dual = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
-    dual.tangents = {**tangents_of(x), level: t}
-    return dual
+    y = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
+    y.tangents = {**tangents_of(x), level: t}
+    return y
 
 
 def reversible() -> Forward | None:

@@ -6,7 +6,7 @@ name; a parameter that has several names is one leaf. Tests: tests/autograd/test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -66,7 +66,7 @@ class Tree:
     ) -> None:
         self.container, self.kind, self.children = container, kind, children
 
-    def build(self, leaves: Sequence[Any], how: How = "build") -> Any:
+    def build(self, leaves: Iterable[Any], how: How = "build") -> Any:
         """Return a tree with this structure.
 
         Args:

@@ -1,7 +1,7 @@
 """`tensorgrad bench derivatives`: Hessian-vector products of GPT-2s beside one gradient.
 
-The loss is the mean over random tokens; the vector is random, in the dtype of the parameters. Both
-the product (`tensorgrad.hvp`) and the gradient (that of a training step, without its update) are captured as
+The loss is the mean over random tokens; the vector is random, in the dtype of the parameters. The
+product (`tensorgrad.hvp`) and the gradient (a training step without its update) are captured as
 CUDA graphs, and take turns. `times_gradient` is the time of a product over that of a gradient: the
 floor is 8/3, as a product needs 8 times the matrix products of a forward pass. `peak_mb` is the
 reserved memory before the gradient is measured.
@@ -27,13 +27,15 @@ from tensorgrad.bench.memory import is_out_of_memory, release
 from tensorgrad.bench.options import PRESET, Device, Peer, Precision, Sizes, is_measured
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
-from tensorgrad.bench.steps import Preset, Step, model_case, settings_of
+from tensorgrad.bench.steps import Preset, RankTimer, Step, model_case, settings_of
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of, windows_in_turns
 from tensorgrad.bench.torch_ddp import TORCH
 from tensorgrad.core import backend
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.presets import model_name
+from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.data import all_reduce_tree
 from tensorgrad.profile.training_step import language_step
 from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.times import memory
@@ -66,6 +68,18 @@ def steps(case: Case, device: str) -> tuple[Step, Step]:
         step.strategy.compute_gradients(step.loss, step.parts)
 
     return product, gradient
+
+
+def measure_on_ranks(case: Case, device: str, comm: Comm) -> Row:
+    """Return the time of a product whose mean over the ranks is taken, beside one of each rank."""
+    product, _ = steps(case, device)
+    timer, calls = RankTimer(comm, device, case["windows"]), 4
+    alone = graph.capture(product, device)
+    averaged = graph.capture(lambda: all_reduce_tree(product(), comm), device)
+    for _ in range(3):
+        alone(), averaged()
+    times = [timer.seconds(call, calls) for call in (alone, averaged)]
+    return {"hvp_ms": 1e3 * times[1], "alone_ms": 1e3 * times[0], "scaling": times[0] / times[1]}
 
 
 def measure_derivatives(case: Case, device: str) -> Row:
@@ -159,8 +173,11 @@ def derivatives_sweep(
     seconds: float = 0.5,
     windows: int = 5,
     device: Device = "auto",
+    comm: Comm,
 ) -> Iterator[Sweep]:
     """Measure Hessian-vector products of language models beside one gradient, and PyTorch's.
+
+    On several ranks: the mean of the ranks' products, beside a product alone.
 
     Args:
         preset: models.
@@ -169,7 +186,7 @@ def derivatives_sweep(
         seconds: least length of a timed window.
         windows: of each side, of which the median counts.
     """
-    names = "PyTorch" if is_measured(peer) else ""
+    names = "PyTorch" if comm.size == 1 and is_measured(peer) else ""
     cases = [
         {
             **model_case(name, sequences, dtype, sizes),
@@ -184,6 +201,19 @@ def derivatives_sweep(
     )
     shown = "hvp_ms", "gradient_ms", "peer_hvp_ms", "peer_gradient_ms"
     draw = bars("Hessian-vector product", "ms", ("preset", "batch"), shown)
+    if comm.size > 1:
+        yield Sweep(
+            "derivatives-ranks",
+            [{**case, "ranks": comm.size} for case in cases],
+            partial(measure_on_ranks, device=device, comm=comm),
+            ("hvp_ms", "alone_ms", "scaling"),
+            bars(
+                "Hessian-vector product on ranks", "ms", ("preset", "batch"), ("hvp_ms", "alone_ms")
+            ),
+            device,
+            hidden=("layers", "width", "heads", "vocab"),
+        )
+        return
     alone = partial(_measure_alone, device=device)
     measure = partial(measure_derivatives, device=device) if device == "cpu" else alone
     hidden = "layers", "width", "heads", "vocab"

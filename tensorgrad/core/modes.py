@@ -13,7 +13,7 @@ class _Mode(threading.local):
 
     grad_enabled = True
     inside_grad = False
-    arguments: frozenset[Any] = frozenset()  # of gradients that run; see autograd/second.py
+    arguments: frozenset[Any] = frozenset()  # gradients that run end there: autograd/second.py
     forward: Any = None  # records tangents; see autograd/tangents.py
     autocast: Any = None  # casts the operands of matrix products; see amp.py
     recompute_norms = False  # backward of what takes their outputs; see ops/norm.py

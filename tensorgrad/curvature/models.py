@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tensorgrad import graph
 from tensorgrad.autograd.functions import ggnvp, hvp
 from tensorgrad.core.arrays import cast
 from tensorgrad.core.backend import Array, to_device
 from tensorgrad.core.dtypes import float32, float64
-from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError, GraphError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.curvature.operators import Operator
 from tensorgrad.nn import Module, evaluating
@@ -148,15 +149,18 @@ def _operator(
     size = sum(p.size for p in parameters.values())
     is_wide = all(p.dtype == float64 for p in parameters.values())
 
+    def of_batch(v: Array, *batch: Array) -> Array:
+        found = dict(product(_parts(v, parameters), batch).named_parameters())
+        each = [cast(found[name].data, v.dtype).reshape(-1) for name in parameters]
+        return operator.namespace.concatenate(each)
+
+    run = _captured(of_batch, device)
+
     def apply(v: Array) -> Array:
-        tangents, total = _parts(v, parameters), operator.namespace.zeros_like(v)
+        total = operator.namespace.zeros_like(v)
         with evaluating(model):
             for batch in kept:
-                found = dict(product(tangents, batch).named_parameters())
-                start = 0
-                for name, p in parameters.items():
-                    total[start : start + p.size] += cast(found[name].data, v.dtype).reshape(-1)
-                    start += p.size
+                total += run(v, *batch)
         total /= v.dtype.type(len(kept))
         return total
 
@@ -171,3 +175,20 @@ def _parts(v: Array, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parts[name] = Tensor(cast(v[start : start + p.size].reshape(p.shape), p.dtype))
         start += p.size
     return parts
+
+
+def _captured(function: Callable[..., Array], device: str) -> Callable[..., Array]:
+    """Return a function that runs as a CUDA graph where that is possible."""
+    captured, eager = graph.capture(function, device), False
+
+    def run(*arguments: Array) -> Array:
+        nonlocal eager
+        if not eager:
+            try:
+                result: Array = captured(*arguments)
+                return result
+            except GraphError:
+                eager = True
+        return function(*arguments)
+
+    return run

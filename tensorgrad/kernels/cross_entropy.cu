@@ -487,8 +487,8 @@ cross_entropy_backward(T* dlogits, const T* logits, const Targets targets,
     }
 }
 
-// What online softmax does, for logits and their tangents: also the sums of exp(logit - maximum)
-// times the tangent, and of the tangents.
+// Online softmax of logits beside their tangents: also the sums of exp(logit - maximum) times the
+// tangent, and of the tangents.
 template <typename C>
 struct TangentSums {
     OnlineSoftmax<C> all;

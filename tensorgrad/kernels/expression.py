@@ -43,20 +43,20 @@ _BINARY: dict[type, str] = {
 }  # fmt: skip
 _SYMBOLS = frozenset(_BINARY.values())
 _LEAVES = ("name", "constant")
-# What has no derivative, or one of 0.
+# Functions without a derivative, or with one of 0.
 _FLAT = (
     "<", "<=", ">", ">=", "==", "!=", "sign", "sign_bit", "is_nan", "is_inf", "is_finite",
     "round_down", "round_up", "round_nearest", "round_toward_zero", "floor_quotient", "nextafter",
     "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or",
     "bitwise_xor", "invert", "left_shift", "right_shift", "int64",
 )  # fmt: skip
-# gelu_tanh(x) is x * sigmoid(angle): the angle and its derivative, at a bounded to +-30, beyond
-# which the second derivative of gelu_tanh is 0 in double too, and inf * 0 would be NaN.
+# gelu_tanh(x) is x * sigmoid(angle). The angle and its derivative at a, bounded to +-30: beyond,
+# the second derivative of gelu_tanh is 0 in double too, where inf * 0 would be NaN.
 _BOUNDED = "minimum(maximum(a, -30), 30)"
 _SLOPE = f"(1.5957691216057308 + 0.21406444881780073 * {_BOUNDED} * {_BOUNDED})"
 _ANGLE = f"({_BOUNDED} * (1.5957691216057308 + 0.07135481627260025 * {_BOUNDED} * {_BOUNDED}))"
-# The gradients of what an expression may call: expressions of dy, the operands a, b, c and the
-# value y, as in a row of the elementwise table; "" where there is none.
+# Gradients of the operators and functions: expressions of dy, the operands a, b, c and the value y,
+# as in a row of the elementwise table; "" where there is none.
 GRADIENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_FLAT, ()),
     "negative": ("-dy",), "+": ("dy", "dy"), "-": ("dy", "-dy"), "*": ("dy * b", "dy * a"),
@@ -102,11 +102,11 @@ GRADIENTS: dict[str, tuple[str, ...]] = {
 
 
 class Differentiable(Protocol):
-    """A row of the elementwise table."""
+    """A row of the elementwise table; see `Row`."""
 
     operands: list[str]
-    gradients: Sequence[str]  # of the operands; see `Row`
-    tangents: Sequence[str]  # the same, to be differentiated in turn
+    gradients: tuple[str, ...]
+    tangents: tuple[str, ...]
 
 
 @lru_cache(maxsize=1024)

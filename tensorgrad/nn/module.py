@@ -452,12 +452,16 @@ class Module:
             tensors: by the id of the parameter or buffer.
             stands_in: whether the copy computes for this module: a captured step that calls it
                 depends on this module instead.
+
+        Raises:
+            ArgumentError: a module has another forward, which would use the tensors of this one.
         """
         copies: dict[int, Any] = dict(tensors)
         modules = _all_modules(self)
         for module in modules:
             copies[id(module)] = object.__new__(type(module))
         for module in modules:
+            _check_forward(module, tensors)
             attributes = {name: _inside(value, copies) for name, value in vars(module).items()}
             if stands_in:
                 attributes["_copy_of"] = attributes.get("_copy_of", ref(module))
@@ -508,6 +512,18 @@ class Module:
         return list(found.values())
 
 
+def _check_forward(module: Module, tensors: Mapping[int, Tensor]) -> None:
+    """Raise ArgumentError where a copy with other parameters would run a forward without them."""
+    forward = vars(module).get("forward")
+    own = forward.own if isinstance(forward, _HookedForward) else forward
+    is_method = own is None or isinstance(own, MethodType)
+    if not is_method and any(id(p) in tensors for p in module.parameters()):
+        raise ArgumentError(
+            f"{type(module).__name__}: forward was replaced by a function, expected a method: a "
+            "copy with other parameters would not use them; override forward in a subclass"
+        )
+
+
 def _inside(value: Any, copies: Mapping[int, Any]) -> Any:
     """Return the attribute of a module for its copy, which refers to copies of what there are."""
     if isinstance(value, _HookedForward):
@@ -522,12 +538,12 @@ class _HookedForward:
 
     def for_copies(self, copies: Mapping[int, Any]) -> _HookedForward:
         """Return the forward, with the same hooks, of the copy of the module."""
-        other = _HookedForward(copies[id(self._module)], _inside(self._own, copies))
+        other = _HookedForward(copies[id(self._module)], _inside(self.own, copies))
         other._first, other._last = self._first, self._last
         return other
 
     def __init__(self, module: Module, own: Callable[..., Any] | None) -> None:
-        self._module, self._own = module, own  # own: a forward that the instance already had
+        self._module, self.own = module, own  # own: a forward that the instance already had
         self._first: list[PreHook] = []
         self._last: list[Hook] = []
 
@@ -541,8 +557,8 @@ class _HookedForward:
             setattr(self, name, [hook for hook in getattr(self, name) if hook is not own])
             if not (self._first or self._last) and vars(self._module).get("forward") is self:
                 del vars(self._module)["forward"]
-                if self._own is not None:
-                    vars(self._module)["forward"] = self._own
+                if self.own is not None:
+                    vars(self._module)["forward"] = self.own
 
         return remove
 
@@ -551,7 +567,7 @@ class _HookedForward:
             given = before(self._module, args)
             if given is not None:
                 args = given if isinstance(given, tuple) else (given,)
-        forward = self._own or type(self._module).forward.__get__(self._module)
+        forward = self.own or type(self._module).forward.__get__(self._module)
         y = forward(*args, **kwargs)
         for after in self._last:
             result = after(self._module, args, y)
@@ -674,8 +690,11 @@ def _trainable(module: Module) -> dict[str, Parameter]:
 
 def _with_arguments(module: Module, tensors: Mapping[str, Tensor]) -> Module:
     """Return a copy of a module, with the arguments of a derivative for its parameters."""
-    own = _trainable(module)
-    return module._with({id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()})
+    own, twins = _trainable(module), dict[int, Tensor]()
+    for name, x in tensors.items():
+        twin = twins[id(own[name])] = _as_parameter(x, own[name])
+        twin.requires_grad = True
+    return module._with(twins)
 
 
 def _with_results(module: Module, tensors: Mapping[str, Tensor]) -> Module:

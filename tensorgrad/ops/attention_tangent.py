@@ -127,16 +127,15 @@ def _write_gradients(
     gradients: Sequence[Array | None],
 ) -> None:
     """Write the gradients of q, k, v and their tangents; None: it is not wanted."""
-    found: Sequence[Any] = [0] * len(gradients)
-    if done.y.size and done.k.size:
-        if means is None:
-            attention_numpy.tangent_backward(dy, done, tangents, ty, gradients)
-            return
+    if not (done.y.size and done.k.size):
+        for gradient in gradients:
+            if gradient is not None:
+                gradient[...] = 0
+    elif means is None:
+        attention_numpy.tangent_backward(dy, done, tangents, ty, gradients)
+    else:
         of_tangent = TangentPass(*done[:5], *_without_none(tangents, done), ty, means, done.options)
-        found = cuda.backward(dy, of_tangent)
-    for gradient, dx in zip(gradients, found, strict=True):
-        if gradient is not None:
-            gradient[...] = dx
+        cuda.backward(dy, of_tangent, gradients)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:

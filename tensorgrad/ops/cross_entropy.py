@@ -35,7 +35,7 @@ from tensorgrad.core.record import record
 from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
-from tensorgrad.kernels.cross_entropy import LossOptions
+from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.ops.arguments import check_indices
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.indexing import take, take_along_axis
@@ -303,7 +303,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 class LossRows(NamedTuple):
-    """What the tangent needs. The gradient does not: it may be overwritten before backward.
+    """Arrays that only the tangent needs: they may be overwritten before backward.
 
     On the CPU it is a reference to the logits, which backward alone would let go of.
     """
@@ -334,9 +334,7 @@ def _tangent(op: Op, t: Tensor) -> Tensor:
 def tangents_of_losses(
     logits: Tensor, t: Tensor, ids: Array, options: LossOptions, classes: int | None = None
 ) -> Tensor:
-    """Return the tangents of the losses of rows, in recorded ops.
-
-    With p the softmax of a row: sum(p t) (1 + 2 z_loss logsumexp) - sum(target t)
+    """Return the tangents of the losses of rows; see `rows_tangent_numpy`.
 
     Args:
         logits, t: (N, width), logits and their tangents.
@@ -347,25 +345,61 @@ def tangents_of_losses(
     Returns:
         (N,), of the dtype that logits are computed in; 0 where the target is ignored.
     """
-    if classes is not None and classes < logits.shape[1]:
-        logits, t = logits[:, :classes], t[:, :classes]
+    saved = (logits.data, t.data, ids, options, logits.shape[1] if classes is None else classes)
+    losses = backend.empty(ids.shape, compute_dtype(logits.dtype), like=ids)
+    _rows_tangent(losses, saved, None)
+    return record("tangent of cross_entropy", losses, (logits, t), _rows_backward, saved)
+
+
+def _rows_tangent(losses: Array, saved: Saved, dy: Array | None) -> Gradients:
+    """Write the tangents of the losses; return the gradients by logits and t, for dy not None."""
+    logits, t, ids, options, classes = saved
+    if type(ids) is np.ndarray:
+        x, moved = (array.astype(losses.dtype, order="C") for array in (logits, t))
+        counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
+        rows_tangent_numpy(losses, x, moved, ids, counted, options, dy, classes)
+        return x, moved
+    t = t.astype(logits.dtype, copy=False)
+    alone = backend.contiguous if dy is None else _copied
+    x, moved = alone(logits), alone(t)
+    ids, scale = cross_entropy_cuda.flat_ids(ids), GradientFactor(dy)
+    cross_entropy_cuda.rows_tangent(losses, x, moved, ids, options, scale, classes, dy is not None)
+    return x, moved
+
+
+def _copied(array: Array) -> Array:
+    return array.copy(order="C")
+
+
+def _rows_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    dy = backend.contiguous(dy)
+    return _rows_tangent(backend.empty(dy.shape, dy.dtype, like=dy), saved, dy)
+
+
+@tangent_of(_rows_backward)
+def _second_tangent(op: Op, u: Tensor | None, ut: Tensor | None) -> Tensor | None:
+    logits, t, ids, options, classes = op.saved
+    logits, t = op.input(0, logits), op.input(1, t)
+    found = None if ut is None else tangents_of_losses(logits, ut, ids, options, classes)
+    if u is None:
+        return found
+    curved = curvature_of_losses(logits, t, u, ids, options, classes)
+    return curved if found is None else found + curved
+
+
+def curvature_of_losses(
+    logits: Tensor, t: Tensor, u: Tensor, ids: Array, options: LossOptions, classes: int
+) -> Tensor:
+    """Return u^T H t of each row, (N,), in recorded ops; H is the second derivative of its loss.
+
+    The arguments are those of `tangents_of_losses`, and another tangent.
+    """
+    dtype, z = compute_dtype(logits.dtype), options.z_loss
+    logits, t, u = (astype(x[:, :classes], dtype, copy=False) for x in (logits, t, u))
+    p, factor = softmax_op(logits), 1 + 2 * z * logsumexp(logits, -1, keepdims=True)
+    mean = row_products(p, t)
+    found = row_products(p * (factor * (t - mean) + 2 * z * mean), u)
     counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-    inside = (ids >= 0) & (ids < logits.shape[1])
-    xp = backend.namespace(ids)
-    places = Tensor(xp.where(inside, ids, 0)[:, None])
-    dtype = compute_dtype(logits.dtype)
-    wide = astype(logits, dtype, copy=False)
-    found = row_products(softmax_op(wide), t)
-    if options.z_loss:
-        found = found * (1 + 2 * options.z_loss * logsumexp(wide, -1, keepdims=True))
-    found = found - (1 - options.label_smoothing) * astype(
-        take_along_axis(t, places, 1), dtype, copy=False
-    )
-    if options.label_smoothing:
-        total = reduce_sum(astype(t, dtype, copy=False), 1, keepdims=True)
-        found = found - options.label_smoothing / logits.shape[1] * total
-    if type(ids) is not np.ndarray:
-        found = where(Tensor(inside[:, None]), found, math.nan)
     return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
 
 

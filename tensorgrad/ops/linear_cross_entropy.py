@@ -41,17 +41,15 @@ from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.ops.cross_entropy import (
     Reduction,
     counted_targets,
+    curvature_of_losses,
     defers,
     reduced_tangents,
     rows_numpy,
     rows_tangent_numpy,
     tangents_of_losses,
 )
-from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.matmul import flat, matmul, product, product_into
-from tensorgrad.ops.reduce import logsumexp
 from tensorgrad.ops.shape import broadcast_to, reshape
-from tensorgrad.ops.softmax import row_products, softmax
 
 __all__ = ["linear_cross_entropy"]
 
@@ -141,7 +139,8 @@ def linear_cross_entropy(
     kernel = product_kernel(*arrays[:2])
     loss_of = _ChunkedLoss(*arrays, ids, counted, options, reduction, classes, chunk, kernel)
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
-    early = reduction != "none" and any(wants) and mode.forward is None  # else for the tangent
+    # In forward mode mostly the tangent alone is differentiated.
+    early = reduction != "none" and any(wants) and mode.forward is None
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
     scale = GradientFactor(None, None if defers(dtype) else count)
     loan = _borrowed(weight, compute_dtype(dtype)) if wants[1] and early else None
@@ -359,7 +358,7 @@ class _TangentOfLoss(NamedTuple):
     """
 
     loss_of: _ChunkedLoss
-    shape: Shape  # of the loss
+    shape: Shape  # the loss's
 
     @property
     def targets(self) -> Array:
@@ -448,7 +447,7 @@ class _TangentOfLoss(NamedTuple):
             product_into(dtx[piece], by_tangents, weight, kernel=kernel)
         if dweight is not None:
             left, right = by_logits, x[piece]
-            if tx is not None:  # one product, so that dweight is read and written once
+            if tx is not None:  # a single product reads and writes dweight once
                 left = matrices.reshape(-1, matrices.shape[2])
                 right = backend.namespace(right).concatenate([right, tx[piece]])
             product_into(dweight, left.T, right, adds, kernel)
@@ -497,7 +496,7 @@ def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor:
     if change is not None:
         losses = tangents_of_losses(logits, change, loss_of.ids, options, classes)
     if u is not None:
-        curved = _curvature(logits, t, u, loss_of)
+        curved = curvature_of_losses(logits, t, u, loss_of.ids, options, classes)
         losses = curved if losses is None else losses + curved
     assert losses is not None
     return reduced_tangents(losses, work.targets, options, loss_of.reduction)
@@ -514,18 +513,6 @@ def _logits(
     ]
     terms += [] if shift is None else [broadcast_to(shift, shape)]
     return sum(terms[1:], terms[0]) if terms else None
-
-
-def _curvature(logits: Tensor, t: Tensor, u: Tensor, loss_of: _ChunkedLoss) -> Tensor:
-    """Return u^T H t of each row, (N,)."""
-    dtype, classes, z = compute_dtype(logits.dtype), loss_of.classes, loss_of.options.z_loss
-    logits, t, u = (x[:, :classes].astype(dtype) for x in (logits, t, u))
-    p, factor = softmax(logits), 1 + 2 * z * logsumexp(logits, -1, keepdims=True)
-    expected = row_products(p, t)
-    found = row_products(p * (factor * (t - expected) + 2 * z * expected), u)
-    ids, index = loss_of.ids, loss_of.options.ignore_index
-    counted = ids == ids if index is None else ids != index
-    return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
 
 
 def _joined(pairs: Sequence[tuple[Any, Any]], axis: int) -> tuple[Any, Any]:

@@ -104,10 +104,12 @@ def _matmul_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 @tangent_of(_matmul_backward)
 def _matmul_tangent(op: Op, ta: Tensor | None, tb: Tensor | None) -> Tensor:
     a, b, kernel = op.saved
-    if ta is None:
-        return matmul(op.input(0, a), cast_like(tb, b), kernel=kernel)
-    y = matmul(cast_like(ta, a), op.input(1, b), kernel=kernel)
-    return y if tb is None else y + matmul(op.input(0, a), cast_like(tb, b), kernel=kernel)
+    terms = []
+    if ta is not None:
+        terms.append(matmul(cast_like(ta, a), op.input(1, b), kernel=kernel))
+    if tb is not None:
+        terms.append(matmul(op.input(0, a), cast_like(tb, b), kernel=kernel))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 def cast_like(t: Tensor, operand: Array) -> Tensor:

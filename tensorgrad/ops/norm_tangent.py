@@ -85,7 +85,7 @@ def _defined(x: Any, weight: Any, u: Any, tweight: Any, *, eps: float, centre: b
         x, u = x - mean_of(x, -1, keepdims=True), u - mean_of(u, -1, keepdims=True)
     rstd = rsqrt(mean_of(x * x, -1, keepdims=True) + eps)
     normed = x * rstd
-    y = rstd * (u - normed * mean_of(u * normed, -1, keepdims=True))
+    y: Tensor = rstd * (u - normed * mean_of(u * normed, -1, keepdims=True))
     y = y if weight is None else y * weight
     return y if tweight is None else y + normed * tweight
 

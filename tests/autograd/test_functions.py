@@ -40,7 +40,7 @@ WAYS: dict[str, Callable[[Function], Function]] = {
     "jacobian": tg.jacobian,
 }
 S, C = math.sin(0.7), math.cos(0.7)
-DERIVATIVES = {  # of sin(x) x^2 at 0.7, by order
+DERIVATIVES = {  # by order: the derivatives of sin(x) x^2 at 0.7
     1: 0.49 * C + 1.4 * S,
     2: -0.49 * S + 2.8 * C + 2 * S,
     3: -0.49 * C - 4.2 * S + 6 * C,

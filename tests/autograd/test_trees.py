@@ -128,3 +128,29 @@ def test_hooks_of_a_module_run_in_its_copy() -> None:
     copy = tree.build(leaves)
     copy(tg.ones((1, 2)))
     assert seen == [copy.inner]
+
+
+def total(net: Net) -> Tensor:
+    return net(tg.ones((1, 2))).sum()
+
+
+def test_a_forward_that_is_no_method_is_an_error() -> None:
+    """It would use the parameters of the module that it was made for."""
+    net = Net()
+    net.inner.forward = tg.checkpoint(net.inner.forward)  # type: ignore[method-assign]
+    net.inner.register_forward_hook(lambda module, args, y: None)
+    with pytest.raises(ArgumentError, match="Linear: forward was replaced by a function, expected"):
+        tg.grad(total)(net)
+    free = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    free[1].forward = lambda x: x * 2
+    leaves, tree = trees.flatten(free)
+    assert tree.build(leaves)(tg.ones((1, 2))).tolist() == free(tg.ones((1, 2))).tolist()
+
+
+def test_a_copy_with_plain_tensors_trains_as_the_module_does() -> None:
+    net = Net()
+    leaves, tree = trees.flatten(net)
+    copy = tree.build([x.detach() for x in leaves])
+    assert [p.requires_grad for p in copy.parameters()] == [
+        p.requires_grad for p in net.parameters()
+    ]

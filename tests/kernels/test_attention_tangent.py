@@ -12,7 +12,12 @@ from tensorgrad import random
 from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import tangent, tangent_sm90
-from tensorgrad.kernels.attention.options import AttentionOptions, Sequences, TangentPass
+from tensorgrad.kernels.attention.options import (
+    AttentionOptions,
+    Sequences,
+    TangentPass,
+    empty_result,
+)
 from tensorgrad.ops import attention as attention_ops
 from tests.ops.test_attention import repeated, scale_of, weights_of
 from tests.ops.test_dropout import keep_mask
@@ -102,15 +107,19 @@ class Setting(NamedTuple):
     sequences: Any = None  # starts of queries and of keys, and the longest lengths
 
 
-def computed(kind: str, arrays: Arrays, setting: Setting) -> list[Any]:
-    """Return ty and the six gradients of the kernels, on the GPU."""
+def computed(
+    kind: str, arrays: Arrays, setting: Setting, gradients: list[Any] | None = None
+) -> list[Any]:
+    """Return ty and the six gradients of the kernels, on the GPU, written into arrays if given."""
     q, k, v, tq, tk, tv, dy = arrays
     mask = None if setting.mask is None else tg.Tensor(setting.mask).to("cuda")
     sequences = None
     if setting.sequences is not None:
         q_starts, k_starts, longest = setting.sequences
-        starts = (backend.to_device(s.astype(np.int32), "cuda") for s in (q_starts, k_starts))
-        sequences = Sequences(*starts, longest)
+        q_starts, k_starts = (
+            backend.to_device(starts.astype(np.int32), "cuda") for starts in (q_starts, k_starts)
+        )
+        sequences = Sequences(q_starts, k_starts, longest)
     random.seed(3)
     with tg.autocast("tf32", enabled=kind == "tf32"):
         options = attention_ops._options(
@@ -120,7 +129,10 @@ def computed(kind: str, arrays: Arrays, setting: Setting) -> list[Any]:
     y, saved = attention_ops._forward((q, k, v), options)
     ty, means = tangent.forward((q, k, v), y, saved[4], (tq, tk, tv), options)
     done = TangentPass(q, k, v, y, saved[4], tq, tk, tv, ty, means, options)
-    return [ty, *tangent.backward(dy, done)]
+    if gradients is None:
+        gradients = [empty_result(array, q.dtype) for array in 2 * (q, k, v)]
+    tangent.backward(dy, done, gradients)
+    return [ty, *gradients]
 
 
 def check_equal(kind: str, got: list[Any], expected: list[Any]) -> None:
@@ -280,6 +292,42 @@ def check_packed(kind: str, width: int) -> None:
     on_gpu = unpacked([backend.to_device(array, "cuda") for array in packed])
     expected = reference(unpacked(packed), causal=True)
     check_runs(kind, on_gpu, Setting(causal=True), expected)
+
+
+@pytest.mark.parametrize("width", [30, 64, 128])
+def test_gradients_in_given_arrays(kind: str, width: int) -> None:
+    check_given_arrays(kind, width)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_gradients_in_given_arrays_on_hopper(hopper_kind: str, width: int) -> None:
+    check_given_arrays(hopper_kind, width)
+
+
+def check_given_arrays(kind: str, width: int) -> None:
+    """Check gradients in parts of one array, in unlike layouts, and without some of them."""
+    shapes = [(2, 4, 150, width), *2 * [(2, 2, 150, width)]]
+    on_gpu = [
+        backend.to_device(array, "cuda") for array in draw(kind, [*shapes, *shapes, shapes[0]])
+    ]
+    expected = computed(kind, on_gpu, Setting(causal=True))
+    heads = slice(0, 4), slice(4, 6), slice(6, 8)
+    for start in (0, 1):  # elements before the first: rows that are aligned, and that are not
+        whole = backend.empty((2, 2 * 150 * 8 * width + start), storage(kind), like=on_gpu[0])
+        packed = whole[:, start:].reshape(2, 2, 150, 8, width).swapaxes(2, 3)
+        parts = [packed[i][:, part] for i in (0, 1) for part in heads]
+        for unwanted in ((), (0,), (1, 5), (2, 3, 4), (0, 3), (1, 2, 4, 5)):
+            whole[...] = 0
+            given = [None if i in unwanted else part for i, part in enumerate(parts)]
+            for i, found in enumerate(computed(kind, on_gpu, Setting(causal=True), given)):
+                if found is not None:
+                    assert found.tobytes() == expected[i].tobytes(), (start, unwanted, i)
+            assert all(not parts[i].any() for i in unwanted)
+    mixed = [
+        *parts[:4], *(empty_result(array, storage(kind)) for array in on_gpu[4:6])
+    ]  # fmt: skip
+    for one, two in zip(computed(kind, on_gpu, Setting(causal=True), mixed), expected, strict=True):
+        assert one.tobytes() == two.tobytes()
 
 
 def test_arrays_that_start_at_any_element(kind: str) -> None:

@@ -56,7 +56,7 @@ def largest_error(found: Any, right: dict[str, Any]) -> float:
     )
 
 
-def hvp(model: Any, vector: dict[str, Any], device: str, checkpointed: bool = False) -> Any:
+def hvp(model: Any, vector: dict[str, Any], device: str) -> Any:
     x, y = tokens(model.config, device)
     parameters = dict(model.named_parameters())
     given = {
@@ -65,10 +65,8 @@ def hvp(model: Any, vector: dict[str, Any], device: str, checkpointed: bool = Fa
     }
 
     def loss(p: Any) -> Tensor:
-        def run() -> Tensor:
-            return tg.functional_call(model, p, x, y)
-
-        return tg.checkpoint(run)() if checkpointed else run()
+        value: Tensor = tg.functional_call(model, p, x, y)
+        return value
 
     return tg.hvp(loss, (parameters,), (given,))[0]
 

@@ -39,7 +39,7 @@ def squared_gradients(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def loss(*xs: Tensor) -> Tensor:
         y = f(*xs)
-        weights = tg.sin(tg.cumsum(tg.ones_like(y)))  # of which no sum is constant
+        weights = tg.sin(tg.cumsum(tg.ones_like(y)))  # no sum of them times y is constant
         return (y.reshape(-1) * weights).sum()
 
     def squares(*xs: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def test_tangents_of_narrow_floats_are_rounded_once(dtype: str) -> None:
     )
     wide = [tuple(a.astype("float64") for a in each) for each in (inputs, tangents)]
     _, found = jvp(causal, inputs, tangents)
-    _, exact = jvp(causal, *wide)
+    _, exact = jvp(causal, wide[0], wide[1])
     assert found.dtype == inputs[0].dtype
     step = 2.0 ** (-20 if dtype == "float32" else -8)
     error = abs(found.astype("float64") - exact).numpy().max()

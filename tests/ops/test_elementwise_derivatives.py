@@ -89,7 +89,8 @@ def third(f: Callable[..., Any], *arrays: Any) -> tuple[float, float]:
 
     def along(t: Tensor) -> Tensor:
         points = [Tensor(x) + t * Tensor(v) for x, v in zip(arrays, directions, strict=True)]
-        return (f(*points) * weights).sum()
+        y: Tensor = f(*points)
+        return tg.sum(y * weights)
 
     first = tg.grad(along)
     second = tg.grad(lambda t: first(t))
@@ -201,6 +202,11 @@ def hessian(f: Callable[..., Tensor], *point: float) -> list[list[float]]:
     ]
 
 
+@tg.no_grad()
+def constant(x: Tensor) -> Tensor:
+    return x.astype("float64") + 2 * tg.abs(x)
+
+
 def squared(f: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
     return tg.fuse(lambda x: f(x) ** 2)
 
@@ -231,11 +237,6 @@ EDGES: list[tuple[Callable[..., Tensor], tuple[float, ...], Any]] = [
     (tg.fuse(lambda x: x * x * tg.tanh(x).detach()), (3,), 2 * math.tanh(3)),
     (tg.fuse(lambda x: x * x * constant(x)), (3,), 18),
 ]  # fmt: skip
-
-
-@tg.no_grad()
-def constant(x: Tensor) -> Tensor:
-    return x.astype("float64") + 2 * tg.abs(x)
 
 
 @pytest.mark.parametrize("number", range(len(EDGES)))

@@ -31,7 +31,7 @@ def squared_gradients(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def loss(*xs: Tensor) -> Tensor:
         y = f(*xs)
-        weights = tg.sin(tg.cumsum(tg.ones_like(y)))  # of which no sum is constant
+        weights = tg.sin(tg.cumsum(tg.ones_like(y)))  # no sum of them times y is constant
         return (y.reshape(-1) * weights).sum()
 
     def squares(*xs: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         lambda x, p: tg.cross_entropy(x, tg.softmax(p)),
         *(LOGITS, LOGITS[::-1]),
     ),
-    "cross_entropy, third order": (squared_gradients(entropy(**SMOOTH)), LOGITS),
+    "cross_entropy, third order": (squared_gradients(entropy(**SMOOTH, reduction="none")), LOGITS),
     "nll_loss": (lambda x: tg.nn.functional.nll_loss(tg.log_softmax(x), TARGETS), LOGITS),
     "linear_cross_entropy, unreduced": (
         linear_entropy(**SMOOTH, reduction="none", chunk=6),
@@ -240,3 +240,33 @@ def test_targets_that_were_assigned_to_are_named() -> None:
     assert gradient(logits).item() == pytest.approx(0, abs=1e-6)  # the gradient needs no targets
     with pytest.raises(GradError, match="cross_entropy: the logits or the targets were assigned"):
         tg.grad(gradient)(logits)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy in chunks"])
+def test_the_gradient_of_a_loss_that_has_a_tangent(name: str) -> None:
+    loss, *arrays = CASES[name]
+    leaves = [Tensor(a, requires_grad=True) for a in arrays]
+    y, _ = jvp(loss, leaves, list(map(Tensor, arrays)))
+    y.backward()
+    expected = tg.grad(loss, tuple(range(len(arrays))))(*map(Tensor, arrays))
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert leaf.grad is not None
+        np.testing.assert_allclose(leaf.grad, gradient.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_rows_that_are_ignored_may_hold_anything(name: str) -> None:
+    loss, *arrays = CASES[name]
+    rows = TARGETS.index(-100)
+    assert np.isfinite(arrays[0][rows]).all()
+    arrays[0] = arrays[0].copy()
+    found = []
+    for value in (1.0, np.nan):
+        arrays[0][rows] = value
+        leaf = Tensor(arrays[0], requires_grad=True)
+        tangents = [Tensor(np.ones_like(a)) for a in arrays]
+        _, slope = jvp(loss, [leaf, *map(Tensor, arrays[1:])], tangents)
+        slope.backward()
+        assert leaf.grad is not None
+        found.append((slope.item(), leaf.grad.tolist()))
+    assert found[0] == found[1]

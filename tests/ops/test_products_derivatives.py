@@ -11,9 +11,11 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.autograd.functions import jvp
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.record import record
 from tensorgrad.dtypes import FLOATS, bfloat16, float16, float32, float64
+from tensorgrad.kernels import dropout as dropout_cuda
 from tensorgrad.kernels import special
 from tensorgrad.kernels.dropout import KeepMask
 from tensorgrad.ops import dropout as dropout_ops
@@ -41,7 +43,7 @@ def seeded(f: Any) -> Any:
 
 X, W, B, R = values(2, 3, 4), values(5, 4), values(5), values(2, 3, 5)
 UP, UP_BIAS, DOWN, DOWN_BIAS = values(6, 4), values(6), values(4, 6), values(4)
-ANGLES = values(3, 1, 2), values(3, 1, 2)
+HEADS, ANGLES = values(3, 2, 4), (values(3, 1, 2), values(3, 1, 2))
 CASES: dict[str, tuple[Any, ...]] = {
     "matmul": (tg.matmul, values(3, 4), values(4, 5)),
     "matmul batch": (tg.matmul, values(2, 1, 3, 4), values(3, 4, 2)),
@@ -96,7 +98,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "rotary angles": (tg.rotary, values(2, 3, 2, 4), *ANGLES),
     "rotary some heads": (lambda *xs: tg.rotary(*xs, heads=2, interleaved=True),
                           values(3, 3, 4), *ANGLES),
-    "rotary cos": (lambda c: tg.rotary(values_of_x, c, ANGLES[1], heads=1) ** 2, ANGLES[0]),
+    "rotary cos": (lambda c: tg.rotary(HEADS, c, ANGLES[1], heads=1) ** 2, ANGLES[0]),
     "rotary no heads": (lambda *xs: tg.rotary(*xs, heads=0) ** 2, values(3, 2, 4), *ANGLES),
     "embedding": (lambda w: tg.embedding(w, IDS) ** 2, values(5, 4)),
     "embedding positions": (lambda w, p: tg.embedding(w, IDS, p, start=1) ** 2,
@@ -107,7 +109,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "positions starts": (lambda p: tg.embedding(UP, IDS, p, start=np.array([1, 2])) ** 2,
                          values(5, 4)),
 }  # fmt: skip
-values_of_x = values(3, 2, 4)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,7 +123,8 @@ def test_third_derivatives(name: str) -> None:
 
     def along(t: Tensor) -> Tensor:
         xs = [Tensor(x) + t * Tensor(v) for x, v in zip(arrays, directions, strict=True)]
-        return (f(*xs) ** 2).sum()
+        y: Tensor = f(*xs)
+        return (y * y).sum()
 
     first = tg.grad(along)
     second = tg.grad(lambda t: first(t))
@@ -143,11 +145,13 @@ def products_with_hessian(loss: Any, arrays: list[Any], directions: list[Any]) -
     gradient = tg.grad(loss, places)
 
     def slope(*xs: Tensor) -> Tensor:
-        return jvp(loss, xs, vs)[1]
+        t: Tensor = jvp(loss, xs, vs)[1]
+        return t
 
     def product(*xs: Tensor) -> Tensor:
         parts = [(g * v).sum() for g, v in zip(gradient(*xs), vs, strict=True)]
-        return sum(parts[1:], parts[0])
+        total: Tensor = sum(parts[1:], parts[0])
+        return total
 
     forward = [jvp(lambda *xs, i=i: gradient(*xs)[i], xs, vs)[1] for i in places]
     found = [[slope(*xs)], tg.grad(slope, places)(*xs), tg.grad(product, places)(*xs), forward]
@@ -169,12 +173,29 @@ def test_derivatives_under_autocast(name: str) -> None:
 
     def loss(*xs: Tensor) -> Tensor:
         with tg.autocast("bfloat16", enabled=xs[0].dtype == np.float32):
-            return (f(*xs).astype(xs[0].dtype) ** 2).sum()
+            y: Tensor = f(*xs)
+            return (y.astype(xs[0].dtype) ** 2).sum()
 
     found = products_with_hessian(loss, arrays, directions)
     exact = [[x.astype(np.float64) for x in each] for each in (arrays, directions)]
     assert_close(found, products_with_hessian(loss, *exact), 0.03)
     assert tg.grad(loss)(*map(Tensor, arrays)).dtype == np.float32
+
+
+def test_rules_compute_in_the_dtypes_of_their_operands() -> None:
+    matrix = Tensor(values(4, 4).astype(float32))
+
+    def backward(dy: Any, saved: Any, needs: Any) -> Any:
+        return (matrix.data.T @ dy,)
+
+    @tangent_of(backward)
+    def tangent(op: Op, t: Tensor) -> Tensor:
+        return matrix @ t
+
+    x = Tensor(values(4).astype(float32))
+    with tg.autocast("bfloat16"):
+        _, t = jvp(lambda x: record("product", matrix.data @ x.data, [x], backward, ()), (x,), (x,))
+    np.testing.assert_allclose(t.numpy(), matrix.data @ x.data, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -263,7 +284,7 @@ def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         "swiglu_dropout": fused_swiglu,
     }.items():
         monkeypatch.setattr(linear_ops, name, replacement)
-    monkeypatch.setattr(dropout_ops.dropout_cuda, "swiglu_backward", fused_swiglu_backward)
+    monkeypatch.setattr(dropout_cuda, "swiglu_backward", fused_swiglu_backward)
 
 
 @pytest.mark.usefixtures("fused")

@@ -119,21 +119,20 @@ def blocks(rows: Array, size: int, options: AttentionOptions, keys: bool = False
     return int(-(-length // size) * batch * heads)
 
 
-def tangent_row_sums(dy: Array, done: TangentPass, pitch: int = 0) -> Array:
+def tangent_row_sums(dy: Array, done: TangentPass, tile: int = 0) -> Array:
     """Return the four numbers of the struct TangentStatistics of each query: (B, H, Tq, 4).
 
     Args:
         dy: the gradient of the tangent.
         done: the arrays of the forward pass.
-        pitch: the result is (B, H, 4, pitch), padded; 0: (B, H, Tq, 4).
+        tile: the result is (B, H, Tq / tile, 4, tile), padded; 0: (B, H, Tq, 4).
     """
     batch, heads, queries, width = done.y.shape
-    planes = pitch > 0
-    pitch = pitch or queries
+    pitch = -(-queries // tile) * tile if tile else queries
     result = backend.empty((batch, heads, 4 * pitch), float32, like=dy)
     arrays = done.y, done.ty, dy
     vectors = width * dy.itemsize % 16 == 0 and all(map(_aligned_rows, arrays))
-    kernel = f"attention_tangent_rows<{c_name(dy.dtype)}, {str(planes).lower()}>"
+    kernel = f"attention_tangent_rows<{c_name(dy.dtype)}, {tile}>"
     load("attention/tangent_backward_sm80.cu", kernel)(
         (-(-batch * heads * pitch // 32),),
         (256,),

@@ -7,11 +7,13 @@ no kernel: the ops of `attention_unfused` compute it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tensorgrad.core.backend import Array
 from tensorgrad.kernels.attention import tangent_sm80, tangent_sm90
-from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, TangentPass
+from tensorgrad.kernels.attention.arguments import aligned
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, TangentPass, empty_result
 
 
 def supports(arrays: Arrays, options: AttentionOptions) -> bool:
@@ -38,18 +40,39 @@ def forward(
     return result
 
 
-def backward(dy: Array, done: TangentPass) -> tuple[Array, ...]:
-    """Return the gradients of q, k, v, tq, tk and tv, of the dtype of q.
+def backward(dy: Array, done: TangentPass, gradients: Sequence[Array | None]) -> None:
+    """Write the gradients of q, k, v, tq, tk and tv.
 
     Args:
         dy: (B, H, Tq, D), the gradient of the tangent alone.
         done: the arrays of forward.
-
-    Returns:
-        Arrays (B, H, T, D) in the memory order of (B, T, H, D).
+        gradients: (B, H, T, D), in any layout; None: it is not wanted. Copied where the kernels
+            cannot write in place: those of one side have unequal strides, or rows that do not start
+            at multiples of 16 bytes.
     """
-    gradients: tuple[Array, ...] = _module(done[:3], done.options).backward(dy, done)
-    return gradients
+    written = list(gradients)
+    for side in (0, 3), (1, 2, 4, 5):  # of the queries, of the keys
+        if not _one_layout([gradients[i] for i in side], done.q):
+            for i in side:
+                gradient = gradients[i]
+                written[i] = None if gradient is None else empty_result(gradient, done.q.dtype)
+    _module(done[:3], done.options).backward(dy, done, written)
+    for gradient, result in zip(gradients, written, strict=True):
+        if gradient is not None and gradient is not result:
+            gradient[...] = result
+
+
+def _one_layout(gradients: Sequence[Array | None], like: Array) -> bool:
+    """Whether kernels can write these in place."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    vectors = like.shape[3] * like.itemsize % 16 == 0
+    return all(
+        gradient.dtype == like.dtype
+        and gradient.strides == present[0].strides
+        and gradient.strides[3] == like.itemsize
+        and (aligned(gradient) or not vectors)
+        for gradient in present
+    )
 
 
 def _module(arrays: Any, options: AttentionOptions) -> Any:

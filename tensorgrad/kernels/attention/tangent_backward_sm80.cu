@@ -12,9 +12,9 @@
 // product leaves in registers is what the next one wants there. That takes 18 products for the
 // least possible 13, but no atomics and no order among blocks. What ldmatrix brings of a tile of
 // columns serves two products where two of them read it. Registers do not hold four sums of more
-// than 64 columns: there dv and dtv have a launch of their own, 23 products.
+// than 64 columns: there dv and dtv have a launch of their own, 21 products.
 //
-// Floor: 36 D operations for each query and key that meet, 46 D for D > 64, and two exponentials
+// Floor: 36 D operations for each query and key that meet, 42 D for D > 64, and two exponentials
 // or three.
 //
 // The naive kernel, a thread for query i of a head; with KEYS a thread for key j, over all i:
@@ -40,8 +40,8 @@
 // of the weights; weights and gradients of the scores; add to the sums. Then: store.
 //
 // where: T = __half | __nv_bfloat16
-// instantiate: attention_tangent_rows<{T}, {false | true}>
-// instantiate: attention_tangent_rows<float, false>
+// instantiate: attention_tangent_rows<{T}, {0 | 32}>
+// instantiate: attention_tangent_rows<float, 0>
 // where: BOTH_TILES = 32, 1, 32 | 64, 1, 16
 // where: PART_TILES = 96, 1, 32, {KEYS | VALUES} | 128, 1, 16, KEYS | 128, 1, 32, VALUES
 // where: QUERIES_TILES = 32, 1, 32 | 64, 1, 32 | 96, 1, 32 | 128, 1, 16
@@ -55,10 +55,10 @@
 // Which gradients a launch computes: of q and tq, of k and tk, of v and tv, of the last four.
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 
-// The statistics of each query. sums: (B, H, Tq, 4) or, with PLANES, (B, H, 4, pitch), where those
-// past the last query are such that weights and gradients become 0; else pitch is Tq. Arrays
-// (batch, heads, queries, width); 8 lanes a row.
-template <typename T, bool PLANES>
+// The statistics of each query. sums: (B, H, Tq, 4) where TILE is 0 and pitch is Tq; else
+// (B, H, pitch / TILE, 4, TILE), where those past the last query are such that weights and gradients
+// become 0. Arrays (batch, heads, queries, width); 8 lanes a row.
+template <typename T, int TILE>
 __global__ void __launch_bounds__(256, 2)
 attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,
                        const T* __restrict__ ty, const T* __restrict__ dy,
@@ -102,12 +102,12 @@ attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,
     const long long pair = sequence * heads + head, place = pair * queries + query;
     const TangentStatistics found = {valid ? logsumexp[place] * LOG2_E : infinity<float>(),
                                      valid ? means[place] : 0, y_delta, ty_delta};
-    if constexpr (PLANES) {
-        float* to = sums + 4 * pair * pitch + query;
+    if constexpr (TILE > 0) {
+        float* to = sums + 4 * (pair * pitch + query / TILE * TILE) + query % TILE;
         to[0] = found.logsumexp;
-        to[pitch] = found.mean;
-        to[2ll * pitch] = found.y_delta;
-        to[3ll * pitch] = found.ty_delta;
+        to[TILE] = found.mean;
+        to[2 * TILE] = found.y_delta;
+        to[3 * TILE] = found.ty_delta;
     } else {
         reinterpret_cast<TangentStatistics*>(sums)[place] = found;
     }
@@ -118,6 +118,7 @@ attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,
 // tv, q, tq, dy, and d1, d2, d3, d4 become dk, dtk, dv, dtv, or the first or last two:
 //   s = a1 b1^T, ts = a2 b1^T + a1 b2^T, dw = a3 b3^T, dtw = a3 x4^T or x4 b3^T
 //   d1 = scale (d b1 + e b2), d2 = scale e b1, d3 = w (ts - mean) b3, d4 = w b3
+// A gradient whose address is null is not written.
 template <typename T, int D, int R, int N, int PART>
 __global__ void __launch_bounds__(THREADS, 2)
 attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ d3,
@@ -302,6 +303,7 @@ attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict
     const int start = (OF_KEYS ? here.k_start : here.q_start) + first;
     T* own_tile = a_tiles + warp * 16 * R * PITCH<T, D>;
     auto store = [&](T* to, const Strides& at, const auto& sum, float factor) {
+        if (to == nullptr) return;
         float scale[2 * R];
         #pragma unroll
         for (float& x : scale) x = factor;

@@ -7,6 +7,8 @@ are float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import c_name, float32
@@ -21,6 +23,7 @@ from tensorgrad.kernels.attention.arguments import (
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, TangentPass, empty_result
 from tensorgrad.kernels.device import capability, shared_memory_per_block
 from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import pointer
 
 _FORWARD, _BACKWARD = "attention/tangent_forward_sm80.cu", "attention/tangent_backward_sm80.cu"
 _THREADS = 128
@@ -73,33 +76,35 @@ def forward(
     return ty, means
 
 
-def backward(dy: Array, done: TangentPass) -> tuple[Array, ...]:
-    """Return the gradients of q, k, v, tq, tk and tv; see `tangent.backward`."""
+def backward(dy: Array, done: TangentPass, gradients: Sequence[Array | None]) -> None:
+    """Write the gradients of q, k, v, tq, tk and tv; see `tangent.backward`."""
     q, k, v = (readable(array) for array in done[:3])
     dy = readable(dy.astype(q.dtype, copy=False))
     y, tq, tk, tv, ty = map(_fitting, (done.y, done.tq, done.tk, done.tv, done.ty))
     done = done._replace(q=q, k=k, v=v, y=y, tq=tq, tk=tk, tv=tv, ty=ty)
     options = done.options
     sums = tangent_row_sums(dy, done)
-    dq, dk, dv, dtq, dtk, dtv = (empty_result(array, q.dtype) for array in 2 * (q, k, v))
-    last = (
-        *option_arguments((q, k, v), dy, options, (dq, dk, dv)),
-        tangent_arguments((tq, tk, tv), y, (dtq, dtk, dtv)),
-    )
-
+    dq, dk, dv, dtq, dtk, dtv = gradients
     of_keys = (dk, dtk, dv, dtv), (k, tk, v), (q, tq, dy)
-    of_queries = (dq, dtq, dq, dtq), (q, tq, dy), (k, tk, v)
+    of_queries = (dq, dtq, None, None), (q, tq, dy), (k, tk, v)
     for part in _parts(q):
         results, rows, others = of_queries if part == "QUERIES" else of_keys
+        like = next((array for array in results if array is not None), None)
+        if like is None:
+            continue
+        layouts = like, like, like  # all results of a launch have one
+        last = (
+            *option_arguments((q, k, v), dy, options, layouts),
+            tangent_arguments((tq, tk, tv), y, layouts),
+        )
         width, units, columns, shared = _backward_tiles(part, q)
         types = f"{c_name(q.dtype)}, {width}, {units}, {columns}, {part}"
         load(_BACKWARD, f"attention_tangent_backward<{types}>")(
             (blocks(rows[0], 64 * units, options, part != "QUERIES"),),
             (_THREADS,),
-            (*results, sums, *rows, *others, tv, *last),
+            (*map(pointer, results), sums, *rows, *others, tv, *last),
             shared,
         )
-    return dq, dk, dv, dtq, dtk, dtv
 
 
 def _parts(q: Array) -> tuple[str, ...]:
@@ -135,4 +140,4 @@ def _tiles(tables: tuple[_Tiles, _Tiles], q: Array) -> tuple[int, int, int]:
 
 def _shared(q: Array, width: int, rows: int, columns: int) -> int:
     """Return the bytes of the tiles of rows, and of two stages of tiles of columns."""
-    return (rows + 2 * columns) * (width * q.itemsize + 16)
+    return (rows + 2 * columns) * (width * int(q.itemsize) + 16)

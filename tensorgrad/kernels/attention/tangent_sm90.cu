@@ -13,13 +13,14 @@
 // side and are one operand, of twice as many columns: the rows are read once for both.
 //
 // Floor: 10 D operations and one exponential for each query and key that meet in the tangent, 36 D
-// in backward and two exponentials, or 46 D and three with heads of more than 64.
+// in backward and two exponentials, or 42 D and three with heads of more than 64.
 //
 // The naive kernels: those of tangent_forward_sm80.cu and tangent_backward_sm80.cu.
 //
 // Phases. Producer: for each tile of rows, take its number, load them, then the tiles of columns
 // and their statistics. Consumers, for each tile of columns: scores and their tangents; gradients
-// of the weights; mask; weights; gradients of the scores; add to the sums. Then: store.
+// of the weights; mask; weights; add to the sums of v; gradients of the scores; add to the sums of
+// q and k. Then: store.
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
@@ -33,8 +34,9 @@
 // last four.
 constexpr int TANGENT = 0, QUERIES = 1, KEYS = 2, VALUES = 3, BOTH = 4;
 
-// Registers of a consumer's thread.
-template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 232;
+// Registers of a consumer's thread. Four sums need the most.
+template <int W, int PART>
+constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : PART == BOTH ? 240 : 232;
 
 // Shared memory: the tiles of rows of each warpgroup, then a ring of the tiles of columns.
 template <int D, int W, int N, int PART> struct TangentTiles {
@@ -77,8 +79,9 @@ __device__ inline void accumulate(Fragment<1, D>& c, const unsigned (&w)[WORDS],
 // d3, d4 become dk, dtk, dv, dtv:
 //   s = a1 b1^T, ts = a2 b1^T + a1 b2^T, u = a3 b3^T, x = a3 x4^T or x4 b3^T
 //   d1 = scale (d b1 + e b2), d2 = scale e b1, d3 = w (ts - mean) b3, d4 = w b3
-// sums: of attention_tangent_rows, (batch * heads, 4, pitch), in backward. logsumexp, means:
-// (batch, heads, queries), y: (batch, queries, heads, width) with strides y_at, of the tangent
+// A gradient whose address is null is not written.
+// sums: of attention_tangent_rows, (batch * heads, pitch / 32, 4, 32), in backward. logsumexp,
+// means: (batch, heads, queries), y: (batch, queries, heads, width) with strides y_at, of the tangent
 // alone. strides: of the results. taken: see next_tile.
 template <typename T, int D, int W, int N, int PART>
 __global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
@@ -99,6 +102,8 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
     constexpr bool OF_QUERIES = Tiles::OF_QUERIES;
     constexpr bool HAS_G = PART != TANGENT && PART != VALUES;   // needs u and x
     constexpr bool HAS_1 = PART != VALUES, HAS_2 = HAS_G, HAS_3 = PART == VALUES || PART == BOTH;
+    // Registers suffice for the sums with e to run while d is computed.
+    constexpr bool EARLY = D == 128;
     // A warp reads tiles as one, in the products alone, but each lane reads statistics: each
     // arrives.
     constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // arrivals of a warpgroup, for a stage
@@ -107,6 +112,7 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
     constexpr int ROW_TILES = Tiles::ROW_TILES, COLUMN_TILES = Tiles::COLUMN_TILES;
     constexpr int PAIR_HALF = 2 * N * SWIZZLE;   // 64 columns of two tiles side by side
     constexpr int B3_HALF = OF_QUERIES ? PAIR_HALF : N * SWIZZLE;
+    static_assert(OF_QUERIES || N == 32, "the tiles of the statistics");
     static_assert(STAGES >= 2, "one stage is loaded while another is read");
     extern __shared__ unsigned char raw[];
     unsigned char* a_tiles = kept_address(raw + (-shared_address(raw) & 1023));
@@ -138,7 +144,7 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
     const int own_heads = OF_QUERIES ? p.heads : p.kv_heads;
     const int heads_each = OF_QUERIES ? 1 : p.heads / p.kv_heads;   // query heads that a tile meets
 
-    constexpr int REGISTERS = CONSUMER_REGISTERS<W>;
+    constexpr int REGISTERS = CONSUMER_REGISTERS<W, PART>;
     if (threadIdx.x < WARPGROUP) {   // producer
         setmaxnreg_decrease<PRODUCER_REGISTERS<W, REGISTERS>>();
         if (threadIdx.x == 0) {
@@ -173,6 +179,7 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                 a_parity ^= 1;
                 int head = OF_QUERIES ? tile.head / (p.heads / p.kv_heads)
                                       : tile.head * heads_each;
+                #pragma unroll 1
                 for (int n = first, left = heads_each * (last - first); left > 0; --left) {
                     unsigned char* to = stages + at.stage * Tiles::STAGE;
                     Mbarrier& full = barriers.full[at.stage];
@@ -189,12 +196,8 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                         if (OF_QUERIES) load(2 * B_BYTES + h * B3_HALF + N * SWIZZLE, x4_map);
                     }
                     if (!OF_QUERIES) {
-                        const float* from = sums + (tile.batch * p.heads + head) * 4ll * pitch
-                                          + n * N;
-                        #pragma unroll 1
-                        for (int i = 0; i < 4; ++i)
-                            bulk_load(to + 3 * B_BYTES + i * N * 4, from + (long long)i * pitch,
-                                      N * 4, full);
+                        const int query = (tile.batch * p.heads + head) * pitch + n * N;   // of all
+                        bulk_load(to + 3 * B_BYTES, sums + 4ll * query, 4 * N * 4, full);
                     }
                     at.next();
                     if (++n == last) { n = first; ++head; }
@@ -243,7 +246,7 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                     if (PART == TANGENT) own[0][h] = logsumexp[head * rows + t] * LOG2_E;
                     #pragma unroll
                     for (int i = 0; PART != TANGENT && i < 4; ++i)
-                        own[i][h] = sums[(4 * head + i) * pitch + t];
+                        own[i][h] = sums[4 * (head * pitch + t / 32 * 32) + 32 * i + t % 32];
                 }
             }
             sum1.clear();
@@ -338,52 +341,60 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                         else
                             x = x * p.scale - mean;
                     });
+                    // Sums whose weights are known, while the others are computed.
+                    if constexpr (PART == TANGENT || HAS_3) {
+                        #pragma unroll
+                        for (int i = 0; i < N / 4; ++i) {
+                            const float x = PART == TANGENT ? 1 : s.values[2 * i],
+                                        next = PART == TANGENT ? 1 : s.values[2 * i + 1];
+                            s_packed[i] = s.template word<T>(i);
+                            ts_packed[i] = pack<T>(x * ts.values[2 * i], next * ts.values[2 * i + 1]);
+                        }
+                        if (PART == TANGENT) fence_registers(sum1.values);
+                        fence_registers(sum3.values);
+                        fence_registers(sum4.values);
+                        wgmma_fence();
+                        if constexpr (PART == TANGENT) {
+                            accumulate<T>(sum1, ts_packed, b3_at);
+                            accumulate<T>(sum1, s_packed, b3_at + N * SWIZZLE / 16);
+                        } else {
+                            accumulate<T>(sum3, ts_packed, b3_at);
+                            accumulate<T>(sum4, s_packed, b3_at);
+                        }
+                        wgmma_commit();
+                    }
                     // Gradients of the scores.
                     if constexpr (HAS_G) {
-                        wgmma_wait<0>();
+                        wgmma_wait<HAS_3 ? 1 : 0>();
                         fence_registers(g.values);
                         for_statistics(2, statistics, [&](int i, int, float y_delta) {
                             g.values[i] = s.values[i] * (g.values[i] - y_delta);
                         });
-                        for_statistics(3, statistics, [&](int i, int, float ty_delta) {
-                            float& x = g.values[N / 2 + i];
-                            x = s.values[i] * (x - ty_delta) + ts.values[i] * g.values[i];
-                        });
-                    }
-                    // Sums.
-                    if constexpr (PART == TANGENT || HAS_3) {
-                        if (PART != TANGENT)
+                        auto finish = [&] {   // d
+                            for_statistics(3, statistics, [&](int i, int, float ty_delta) {
+                                float& x = g.values[N / 2 + i];
+                                x = s.values[i] * (x - ty_delta) + ts.values[i] * g.values[i];
+                            });
                             #pragma unroll
-                            for (int i = 0; i < N / 2; ++i) ts.values[i] *= s.values[i];
-                        s.template round_to<T>(s_packed);
-                        ts.template round_to<T>(ts_packed);
-                    }
-                    if constexpr (HAS_G) {
+                            for (int i = 0; i < N / 4; ++i)
+                                d_packed[i] = g.template word<T>(N / 4 + i);
+                        };
+                        if (!EARLY) finish();
                         #pragma unroll
-                        for (int i = 0; i < N / 4; ++i) {
-                            e_packed[i] = g.template word<T>(i);
-                            d_packed[i] = g.template word<T>(N / 4 + i);
-                        }
-                    }
-                    fence_registers(sum1.values);
-                    fence_registers(sum2.values);
-                    fence_registers(sum3.values);
-                    fence_registers(sum4.values);
-                    wgmma_fence();
-                    if constexpr (PART == TANGENT) {
-                        accumulate<T>(sum1, ts_packed, b3_at);
-                        accumulate<T>(sum1, s_packed, b3_at + N * SWIZZLE / 16);
-                    }
-                    if constexpr (HAS_3) {
-                        accumulate<T>(sum3, ts_packed, b3_at);
-                        accumulate<T>(sum4, s_packed, b3_at);
-                    }
-                    if constexpr (HAS_G) {
-                        accumulate<T>(sum1, d_packed, b1_at);
+                        for (int i = 0; i < N / 4; ++i) e_packed[i] = g.template word<T>(i);
+                        fence_registers(sum1.values);
+                        fence_registers(sum2.values);
+                        wgmma_fence();
                         accumulate<T>(sum1, e_packed, b2_at);
                         accumulate<T>(sum2, e_packed, b1_at);
+                        if (EARLY) {
+                            wgmma_commit();
+                            finish();
+                            wgmma_fence();
+                        }
+                        accumulate<T>(sum1, d_packed, b1_at);
+                        wgmma_commit();
                     }
-                    wgmma_commit();
                     before = at.stage;
                     at.next();
                 }
@@ -422,12 +433,12 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                     }
                     store_row(d1 + to, sum1, h, 1, width);
                 } else if constexpr (HAS_1) {
-                    store_row(d1 + to, sum1, h, p.scale, width);
-                    store_row(d2 + to, sum2, h, p.scale, width);
+                    if (d1 != nullptr) store_row(d1 + to, sum1, h, p.scale, width);
+                    if (d2 != nullptr) store_row(d2 + to, sum2, h, p.scale, width);
                 }
                 if constexpr (HAS_3) {
-                    store_row(d3 + to, sum3, h, 1, width);
-                    store_row(d4 + to, sum4, h, 1, width);
+                    if (d3 != nullptr) store_row(d3 + to, sum3, h, 1, width);
+                    if (d4 != nullptr) store_row(d4 + to, sum4, h, 1, width);
                 }
             }
         }

@@ -24,13 +24,13 @@ from tensorgrad.kernels.attention.sm90 import boxes, readable, strides_argument
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.device import capability, sm_count
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.structs import NULL, AttentionSm90Arguments, by_value, number
+from tensorgrad.kernels.structs import NULL, AttentionSm90Arguments, by_value, number, pointer
 
 _FILE = "attention/tangent_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _WARPGROUP = 128
 _CACHED = 24 * 2**20  # bytes of one side of heads, which stay in the L2 cache
-_PADDED = 64  # queries: a multiple of the columns of every tile
+_STATISTICS = 32  # queries whose statistics lie together: the columns of a tile of queries
 # By what a launch computes and head width: warpgroups of 64 rows in a block, columns of a tile.
 _TILES = {
     "TANGENT": {64: (3, 64), 128: (2, 64)},
@@ -60,42 +60,42 @@ def forward(
     ty = empty_result(q, q.dtype)
     means = backend.empty(q.shape[:3], float32, like=q)
     statistics = means, y, logsumexp, NULL
-    _launch("TANGENT", (ty, ty, ty, ty), statistics, (q, tq, q), (k, tk, v), tv, options)
+    _launch("TANGENT", (ty, None, None, None), statistics, (q, tq, q), (k, tk, v), tv, options)
     return ty, means
 
 
-def backward(dy: Array, done: TangentPass) -> tuple[Array, ...]:
-    """Return the gradients of q, k, v, tq, tk and tv; see `tangent.backward`."""
+def backward(dy: Array, done: TangentPass, gradients: Sequence[Array | None]) -> None:
+    """Write the gradients of q, k, v, tq, tk and tv; see `tangent.backward`."""
     q, k, v, tq, tk, tv = [readable(array) for array in (*done[:3], *done[5:8])]
     dy = readable(dy.astype(q.dtype, copy=False))
     y, ty = readable(done.y), readable(done.ty)
-    pitch = -(-q.shape[2] // _PADDED) * _PADDED
-    sums = tangent_row_sums(dy, done._replace(y=y, ty=ty), pitch)
+    sums = tangent_row_sums(dy, done._replace(y=y, ty=ty), _STATISTICS)
     statistics = NULL, dy, NULL, sums
-    dq, dk, dv, dtq, dtk, dtv = (empty_result(array, q.dtype) for array in 2 * (q, k, v))
+    dq, dk, dv, dtq, dtk, dtv = gradients
     of_keys = (dk, dtk, dv, dtv), statistics, (k, tk, v), (q, tq, dy), tv, done.options
     for part in ("BOTH",) if q.shape[3] <= 64 else ("KEYS", "VALUES"):
         _launch(part, *of_keys)
-    _launch(
-        "QUERIES", (dq, dtq, dq, dtq), statistics, (q, tq, dy), (k, tk, v), tv, done.options
-    )  # fmt: skip
-    return dq, dk, dv, dtq, dtk, dtv
+    of_queries = (dq, dtq, None, None), statistics, (q, tq, dy), (k, tk, v), tv, done.options
+    _launch("QUERIES", *of_queries)
 
 
 def _launch(
-    part: str, results: Sequence[Array], statistics: tuple[Any, ...], rows: Arrays,
+    part: str, results: Sequence[Array | None], statistics: tuple[Any, ...], rows: Arrays,
     columns: Arrays, tv: Array, options: AttentionOptions,
 ) -> None:  # fmt: skip
     """Launch a kernel with a persistent grid: a block for each SM or tile.
 
     Args:
         part: what it computes.
-        results: the gradients, or the tangent; all of one layout.
+        results: the gradients, or the tangent; all of one layout; None: not wanted.
         statistics: the means, y or an array of its shape, the logsumexp, and the row sums.
         rows, columns: q, tq and dy, or k, tk and v.
         tv: beside v.
         options: of the attention.
     """
+    like = next((array for array in results if array is not None), None)
+    if like is None:
+        return
     of_keys = part not in ("TANGENT", "QUERIES")
     q, k = (columns[0], rows[0]) if of_keys else (rows[0], columns[0])
     width = 64 if q.shape[3] <= 64 else 128
@@ -109,10 +109,10 @@ def _launch(
     kernel(
         (min(sm_count(q.device.id), tiles),),
         (_WARPGROUP * (groups + 1),),
-        (*results, *statistics, counter(q), *map(boxes, rows),
+        (*map(pointer, results), *statistics, counter(q), *map(boxes, rows),
          *(boxes(array, count) for array in columns), boxes(tv, 64 if of_keys else count),
          _sizes(q, k, of_keys, options), number("i4", pitch), strides_argument(statistics[1]),
-         strides_argument(results[0])),
+         strides_argument(like)),
         _SHARED,
     )  # fmt: skip
 

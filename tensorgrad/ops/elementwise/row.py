@@ -76,10 +76,10 @@ class Row:
             derivatives there.
     """
 
-    tangents: Sequence[str]
+    tangents: tuple[str, ...]
 
     def __init__(
-        self, name: str, operands: str, value: str, *gradients: str, tangents: Sequence[str] = ()
+        self, name: str, operands: str, value: str, *gradients: str, tangents: tuple[str, ...] = ()
     ) -> None:
         self.name, self.operands = name, operands.split()
         self.text, self.gradients = value, gradients
@@ -295,7 +295,7 @@ class Row:
         parameters = self._formula.parameters
         taken = {*parameters, "y", "dy"}
         value = _new_name("value", taken)
-        expressions = Expressions()  # of its own: other threads may make rows from this one too
+        expressions = Expressions()  # not this row's: other threads may read those
         known, total = [], None
         for parameter, gradient, is_given in zip(parameters, self._tangents, given, strict=True):
             if gradient is None or not is_given:
@@ -312,7 +312,7 @@ class Row:
         mixed = any([compute_dtype(other) != compute for other in others])
         row = Row.composed(operands, formula, gradients, gradients, dtype, compute, mixed)
         row._small = -1 if others else BLOCK
-        row._warns = False  # as the op itself did
+        row._warns = False  # the op itself has warned
         return row
 
     def _gradients_of(self, needs: tuple[bool, ...]) -> _Gradients:
@@ -491,7 +491,7 @@ def binary(
     da: str = "",
     db: str = "",
     raises: str = "",
-    tangents: Sequence[str] = (),
+    tangents: tuple[str, ...] = (),
 ) -> BinaryOp:
     """Return a row with two operands as a function; its arguments are those of `unary`."""
     row = Row(name, "a b", value, da, db, tangents=tangents)

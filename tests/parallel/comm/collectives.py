@@ -159,7 +159,7 @@ def check_trees(comm: Comm, device: str) -> None:
     mean = (comm.size - 1) / 2
     halves = backend.to_device(np.full((2, 2), comm.rank, dtypes.bfloat16), device)
     wide = backend.to_device(np.full(3, comm.rank, "float64"), device)
-    value = {"a": [Tensor(halves), None], "b": (Tensor(wide), Tensor(halves[:0]))}
+    value: dict[str, Any] = {"a": [Tensor(halves), None], "b": (Tensor(wide), Tensor(halves[:0]))}
     found = parallel.all_reduce_tree(value, comm)
     same(found["a"][0].data, np.full((2, 2), mean, dtypes.bfloat16))
     same(found["b"][0].data, np.full(3, mean))
