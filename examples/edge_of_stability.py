@@ -46,7 +46,7 @@ class Settings(ScriptSettings):
     steps: int = option(300, "steps", low=1, grows=True)
     warmup: int | None = option(0, "warmup steps", low=0)
     lr: float = option(0.01, "learning rate, the same at all steps", low=0)
-    measure_every: int = option(15, "steps between measurements of the sharpness", low=1)
+    evaluate_every: int = option(15, "steps between measurements of the sharpness", low=1)
     layers: int = option(2, "transformer blocks", low=1)
     heads: int = option(4, "attention heads", low=1)
     width: int = option(192, "width of the model", low=1)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             norm = optimizer.step(max_norm=math.inf)  # which clips nothing
             step += 1
             run.log_step(step, float(loss), settings.lr, norm)
-            if step % settings.measure_every == 0 or step == settings.steps:
+            if step % settings.evaluate_every == 0 or step == settings.steps:
                 measured = {"sharpness": sharpness(model, (x, y)), "threshold": threshold}
                 run.log_evaluation(step, measured)
             if step % 100 == 0:
