@@ -12,7 +12,7 @@ bucket of the buffer, which overlaps with backward (buckets.py).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module
+from tensorgrad.nn.module import with_tensors
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
 from tensorgrad.parallel.checkpoint import RankWriters
@@ -106,23 +107,43 @@ def all_reduce_tree(values: _Tree, comm: Comm) -> _Tree:
         >>> tg.parallel.all_reduce_tree(product, tg.parallel.world())
         {'weight': tensor([1., 2.], dtype=float32)}
     """
-    leaves, tree = trees.flatten(values)
-    if comm.size == 1 or not leaves:
+    tensors = list({id(leaf): leaf for leaf in _tensors(values)}.values())
+    if comm.size == 1 or not tensors:
         return values
-    found: list[Any] = [None] * len(leaves)
-    for dtype in dict.fromkeys(compute_dtype(leaf.dtype) for leaf in leaves):
-        places = [i for i, leaf in enumerate(leaves) if compute_dtype(leaf.dtype) == dtype]
-        xp = namespace(leaves[places[0]].data)
-        flat = xp.concatenate([leaves[i].data.reshape(-1).astype(dtype) for i in places])
+    means: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(compute_dtype(x.dtype) for x in tensors):
+        own = [x for x in tensors if compute_dtype(x.dtype) == dtype]
+        flat = namespace(own[0].data).concatenate([x.data.reshape(-1).astype(dtype) for x in own])
         comm.all_reduce(flat, "mean")
         begin = 0
-        for i in places:
-            leaf = leaves[i]
-            part = flat[begin : begin + leaf.size].reshape(leaf.shape)
-            found[i] = Tensor(part.astype(leaf.dtype))
-            begin += leaf.size
-    result: _Tree = tree.build(found, "results")
+        for x in own:
+            part = flat[begin : begin + x.size].reshape(x.shape)
+            means[id(x)] = Tensor(part.astype(x.dtype))
+            begin += x.size
+    result: _Tree = _replaced(values, means)
     return result
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a tree: of a module its parameters, also those of results."""
+    if isinstance(values, Module):
+        yield from values.parameters()
+    elif isinstance(values, Tensor):
+        yield values
+    elif (kind := trees.kind_of(values)) is not None:
+        for child in kind.children(values).values():
+            yield from _tensors(child)
+
+
+def _replaced(values: Any, by_id: Mapping[int, Tensor]) -> Any:
+    """Return a tree with other tensors."""
+    if isinstance(values, Module):
+        return with_tensors(values, by_id)
+    kind = trees.kind_of(values)
+    if kind is None:
+        return by_id.get(id(values), values)
+    children = kind.children(values).items()
+    return kind.build(values, {key: _replaced(child, by_id) for key, child in children})
 
 
 class DataParallel(Strategy):

@@ -16,7 +16,7 @@ A step allocates nothing. In stage 2 parameters stay whole, and only the last po
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import update_wrapper
 from typing import Any
 
 from tensorgrad.autograd.tangents import Op, tangent_of
@@ -27,6 +27,7 @@ from tensorgrad.core.gradient import Needs, Saved
 from tensorgrad.core.record import on_grad_ready, record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module, ModuleList, Parameter
+from tensorgrad.nn.module import for_copies
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.shards import SLOTS, ShardedParameters
@@ -100,7 +101,7 @@ class Units:
         self._scatters: dict[int, Handle] = {}  # in flight, by unit
         self._last = self._count - 1  # the last unit whose gradients are not yet scattered
         for unit, (module, bucket) in enumerate(zip(modules, flat.units, strict=True)):
-            module.forward = self._with_hooks(unit, module)
+            module.forward = _UnitForward(self, unit, module)
             for name in flat.buckets[bucket].names:
                 on_grad_ready(parameters[name], self._guard(unit, name))
 
@@ -132,21 +133,23 @@ class Units:
         self._unit_in_slot = [None] * SLOTS
         self._last = self._count - 1
 
-    def _with_hooks(self, unit: int, module: Module) -> Callable[..., Any]:
-        forward = module.forward
+    def run(
+        self, unit: int, module: Module, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return what the forward of a unit returns, once its parameters are there."""
+        self._begin_forward(unit)
+        y = forward(*args, **kwargs)
+        if not isinstance(y, Tensor):
+            raise ArgumentError(
+                f"Zero: {type(module).__name__} returned a {type(y).__name__}, expected one "
+                "tensor from each block"
+            )
+        return record("end of a unit", y.data, (y,), self._backward_of_end, (unit,))
 
-        @wraps(forward)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._begin_forward(unit)
-            y = forward(*args, **kwargs)
-            if not isinstance(y, Tensor):
-                raise ArgumentError(
-                    f"Zero: {type(module).__name__} returned a {type(y).__name__}, expected one "
-                    "tensor from each block"
-                )
-            return record("end of a unit", y.data, (y,), self._backward_of_end, (unit,))
-
-        return run
+    @property
+    def stage(self) -> int:
+        """2 or 3."""
+        return self._flat.stage
 
     def _backward_of_end(self, dy: Array, saved: Saved, needs: Needs) -> list[Array]:
         self._begin_backward(saved[0])
@@ -220,3 +223,25 @@ class Units:
 @tangent_of(Units._backward_of_end)
 def _tangent_of_end(op: Op, t: Tensor) -> Tensor:
     return t
+
+
+class _UnitForward:
+    """The forward of a unit, which gathers its parameters first."""
+
+    def __init__(self, units: Units, unit: int, module: Module) -> None:
+        self._units, self._unit, self._module, self._own = units, unit, module, module.forward
+        update_wrapper(self, module.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._units.run(self._unit, self._module, self._own, *args, **kwargs)
+
+    def for_copies(self, copies: Mapping[int, Any]) -> Any:
+        """Return the forward of a copy with other parameters, of which nothing is gathered."""
+        if self._units.stage == 3:
+            for name, p in self._module.named_parameters():
+                if id(p) not in copies or copies[id(p)].data is p.data:
+                    raise ArgumentError(
+                        f"{type(self._module).__name__}: {name} is in shards in ZeRO 3, expected "
+                        "functional_call with the strategy's gather_parameters()"
+                    )
+        return for_copies(self._own, copies)

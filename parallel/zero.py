@@ -23,6 +23,7 @@ from typing import Any
 
 from tensorgrad.core.backend import Array
 from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.buckets import Buckets
@@ -95,6 +96,27 @@ class Zero(DataParallel):
         optimizer = make_optimizer(flat)
         self.after_step()
         return optimizer
+
+    def gather_parameters(self) -> dict[str, Tensor]:
+        """Return the whole parameters by name, in new memory; all ranks call it.
+
+        A derivative of the model's loss takes them, as stage 3 has them nowhere at once:
+
+            tg.hvp(lambda p: tg.functional_call(model, p, x, y), (strategy.gather_parameters(),), v)
+
+        Returns:
+            Tensors in the shapes and the dtype of the parameters, with equal values on all ranks.
+        """
+        found: dict[str, Tensor] = {}
+        for number, (bucket, shard) in enumerate(
+            zip(self._flat.buckets, self._flat.shards, strict=True)
+        ):
+            whole = self._flat.gather(number, shard.data)
+            for name in bucket.names:
+                slot = self._flat.slots[name]
+                place = slice(slot.span.start - bucket.begin, slot.span.stop - bucket.begin)
+                found[name] = Tensor(whole[place].reshape(slot.shape))
+        return found
 
     def begin(
         self, step: int, arrays: Sequence[Array], facts: Mapping[str, Any] | None = None

@@ -30,6 +30,7 @@ from tests.reference import kernel_results as kernel_results
 from tests.reference import op_dtypes as op_dtypes
 from tests.reference import promotion as promotion
 from tests.reference import python_numbers as python_numbers
+from tests.reference import tangent_rules as tangent_rules
 from tests.source_tree import ROOT
 
 _2_7B = "--layers 32 --width 2560 --heads 32 --vocab 10000 --vocab-multiple 1 --batch 4"

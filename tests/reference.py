@@ -5,6 +5,7 @@ Tests: tests/test_results.py, which renders them, and tests/test_reference.py.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
 import math
@@ -25,7 +26,7 @@ from tensorgrad.cli import main
 from tensorgrad.io.readers import read_json
 from tensorgrad.io.tables import to_markdown
 from tensorgrad.nn import functional as F
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, library
 
 # Dtypes.
 
@@ -290,6 +291,61 @@ COSTS = {
 }
 GENERATED = "elementwise.py"
 _KERNEL = re.compile(r"__global__[^(]*?(?:__\w+__\([^)]*\)[^(]*?)*\b(\w+)\(")
+
+
+def tangent_rules() -> str:
+    """Return the ops with a tangent rule, and the rule: its expression, or its number of lines."""
+    rows = []
+    for source in library():
+        for rule in source.tree.body:
+            found = _registered(rule)
+            if found and isinstance(rule, ast.FunctionDef):
+                ops = sorted(_recorded(source.tree, found)) or [_words(source.path.stem, rule.name)]
+                names = ", ".join(f"`{op}`" for op in ops)
+                link = f"[{source}](../../{source})"
+                rows.append([names, link, _shown(rule)])
+    return to_markdown(("op", "source", "tangent"), rows)
+
+
+def _registered(rule: ast.stmt) -> set[str]:
+    """Return the backward functions whose tangent a function is."""
+    if not isinstance(rule, ast.FunctionDef):
+        return set()
+    calls = [d for d in rule.decorator_list if isinstance(d, ast.Call)]
+    return {
+        ast.unparse(argument)
+        for call in calls
+        if ast.unparse(call.func) == "tangent_of"
+        for argument in call.args
+    }
+
+
+def _recorded(tree: ast.Module, backward: set[str]) -> set[str]:
+    """Return the names of the ops that a module records with some backward functions."""
+    return {
+        call.args[0].value
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "record" and len(call.args) > 3
+        if isinstance(call.args[0], ast.Constant) and ast.unparse(call.args[3]) in backward
+    }
+
+
+def _words(module: str, rule: str) -> str:
+    """Return what a rule is of: `_put_tangent` of put, `_tangent_packed` of attention packed."""
+    words = [word for word in rule.strip("_").split("_") if word != "tangent"]
+    if "second" in words:
+        return f"tangent of {module}"
+    return " ".join(words if rule.endswith("_tangent") and words else [module, *words])
+
+
+def _shown(rule: ast.FunctionDef) -> str:
+    body = [line for line in rule.body if not isinstance(line, ast.Expr)]
+    last = body[-1]
+    if len(body) <= 2 and isinstance(last, ast.Return) and last.value is not None:
+        text = ast.unparse(last.value)
+        if len(text) <= 60:
+            return f"`{text}`"
+    return f"{(rule.end_lineno or 0) - rule.lineno} lines"
 
 
 def kernel_files() -> str:

@@ -64,7 +64,7 @@ def backward(
 
     Args:
         self: any shape; with more than one element `dy` must be given.
-        dy: the shape of the tensor; default 1.
+        dy: the shape of the tensor; default 1. With `create_graph` its history is kept.
         retain_graph: keep the saved arrays, so that backward can run again. Default: False, or
             True with `create_graph`.
         create_graph: record the gradients, so that they can be differentiated in turn. The `grad`

@@ -118,7 +118,7 @@ class Tensor(Methods):
             self.gradient = None
         elif isinstance(array, Tensor):
             self.gradient = recorded.gradient(array)
-        elif self.gradient is None or self.gradient.array is not array:
+        elif type(self.gradient) is not LeafGradient or self.gradient.array is not array:
             self.gradient = LeafGradient(array)
 
     @property

@@ -462,7 +462,7 @@ class Module:
             copies[id(module)] = object.__new__(type(module))
         for module in modules:
             _check_forward(module, tensors)
-            attributes = {name: _inside(value, copies) for name, value in vars(module).items()}
+            attributes = {name: for_copies(value, copies) for name, value in vars(module).items()}
             if stands_in:
                 attributes["_copy_of"] = attributes.get("_copy_of", ref(module))
             vars(copies[id(module)]).update(attributes)
@@ -516,7 +516,7 @@ def _check_forward(module: Module, tensors: Mapping[int, Tensor]) -> None:
     """Raise ArgumentError where a copy with other parameters would run a forward without them."""
     forward = vars(module).get("forward")
     own = forward.own if isinstance(forward, _HookedForward) else forward
-    is_method = own is None or isinstance(own, MethodType)
+    is_method = own is None or isinstance(own, MethodType) or hasattr(own, "for_copies")
     if not is_method and any(id(p) in tensors for p in module.parameters()):
         raise ArgumentError(
             f"{type(module).__name__}: forward was replaced by a function, expected a method: a "
@@ -524,9 +524,14 @@ def _check_forward(module: Module, tensors: Mapping[int, Tensor]) -> None:
         )
 
 
-def _inside(value: Any, copies: Mapping[int, Any]) -> Any:
-    """Return the attribute of a module for its copy, which refers to copies of what there are."""
-    if isinstance(value, _HookedForward):
+def for_copies(value: Any, copies: Mapping[int, Any]) -> Any:
+    """Return the attribute of a module for its copy, which refers to copies of what there are.
+
+    Args:
+        value: the attribute; a method `for_copies(copies)` of it decides for itself.
+        copies: by the id of what they are copies of.
+    """
+    if hasattr(value, "for_copies"):
         return value.for_copies(copies)
     if isinstance(value, MethodType) and id(value.__self__) in copies:
         return MethodType(value.__func__, copies[id(value.__self__)])
@@ -538,7 +543,7 @@ class _HookedForward:
 
     def for_copies(self, copies: Mapping[int, Any]) -> _HookedForward:
         """Return the forward, with the same hooks, of the copy of the module."""
-        other = _HookedForward(copies[id(self._module)], _inside(self.own, copies))
+        other = _HookedForward(copies[id(self._module)], for_copies(self.own, copies))
         other._first, other._last = self._first, self._last
         return other
 
@@ -707,6 +712,15 @@ def _with_results(module: Module, tensors: Mapping[str, Tensor]) -> Module:
     own = _trainable(module)
     return module._with(
         others | {id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()},
+        stands_in=False,
+    )
+
+
+def with_tensors(module: Module, tensors: Mapping[int, Tensor]) -> Module:
+    """Return a copy of a module that holds other tensors, by the id of each parameter."""
+    own = {id(p): p for p in module.parameters()}
+    return module._with(
+        {key: _as_parameter(x, own[key]) for key, x in tensors.items() if key in own},
         stands_in=False,
     )
 

@@ -116,6 +116,8 @@ def test_a_gradient_may_be_set_to_a_tensor() -> None:
     (x**3).sum().backward(create_graph=True)
     x.grad = recorded(x) * 2
     assert value_of(recorded(x)) == [6, 24]
+    x.grad = recorded(x).data
+    assert isinstance(x.grad, np.ndarray)
     x.grad = Tensor(np.array([1.0, 1.0]))
     assert isinstance(x.grad, np.ndarray)
 

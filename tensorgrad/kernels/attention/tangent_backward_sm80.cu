@@ -56,8 +56,8 @@
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 
 // The statistics of each query. sums: (B, H, Tq, 4) where TILE is 0 and pitch is Tq; else
-// (B, H, pitch / TILE, 4, TILE), where those past the last query are such that weights and gradients
-// become 0. Arrays (batch, heads, queries, width); 8 lanes a row.
+// (B, H, pitch / TILE, 4, TILE), where those past the last query are such that weights and
+// gradients become 0. Arrays (batch, heads, queries, width); 8 lanes a row.
 template <typename T, int TILE>
 __global__ void __launch_bounds__(256, 2)
 attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,

@@ -81,8 +81,8 @@ __device__ inline void accumulate(Fragment<1, D>& c, const unsigned (&w)[WORDS],
 //   d1 = scale (d b1 + e b2), d2 = scale e b1, d3 = w (ts - mean) b3, d4 = w b3
 // A gradient whose address is null is not written.
 // sums: of attention_tangent_rows, (batch * heads, pitch / 32, 4, 32), in backward. logsumexp,
-// means: (batch, heads, queries), y: (batch, queries, heads, width) with strides y_at, of the tangent
-// alone. strides: of the results. taken: see next_tile.
+// means: (batch, heads, queries), y: (batch, queries, heads, width) with strides y_at, of the
+// tangent alone. strides: of the results. taken: see next_tile.
 template <typename T, int D, int W, int N, int PART>
 __global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
 attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ d3,
@@ -345,10 +345,13 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                     if constexpr (PART == TANGENT || HAS_3) {
                         #pragma unroll
                         for (int i = 0; i < N / 4; ++i) {
-                            const float x = PART == TANGENT ? 1 : s.values[2 * i],
-                                        next = PART == TANGENT ? 1 : s.values[2 * i + 1];
+                            float low = ts.values[2 * i], high = ts.values[2 * i + 1];
+                            if (PART != TANGENT) {
+                                low *= s.values[2 * i];
+                                high *= s.values[2 * i + 1];
+                            }
                             s_packed[i] = s.template word<T>(i);
-                            ts_packed[i] = pack<T>(x * ts.values[2 * i], next * ts.values[2 * i + 1]);
+                            ts_packed[i] = pack<T>(low, high);
                         }
                         if (PART == TANGENT) fence_registers(sum1.values);
                         fence_registers(sum3.values);

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, dtypes, nn, optim, parallel
+import tensorgrad as tg
+from tensorgrad import Tensor, dtypes, nn, optim, parallel, random
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.comm import messages
 from tests.parallel.comm import pieces
@@ -167,6 +169,44 @@ def check_trees(comm: Comm, device: str) -> None:
     assert found["b"][1].shape == (0, 2)
     assert found["a"][0].dtype == dtypes.bfloat16
     same(wide, np.full(3, float(comm.rank)))
+    layer = nn.Linear(1, 1, bias=False).to(device)
+    parallel.broadcast_parameters([layer.weight.data], comm)
+    broadcast_weight = layer.weight.numpy()
+    x = Tensor(backend.to_device(np.full((1, 1), 1.0 + comm.rank, "float32"), device))
+    product = tg.hvp(lambda layer: (layer(x) ** 2).sum(), (layer,), (layer,))
+    (averaged,) = parallel.all_reduce_tree(product, comm)
+    factor = np.mean([2 * (1.0 + rank) ** 2 for rank in range(comm.size)])
+    np.testing.assert_allclose(averaged.weight.numpy(), factor * broadcast_weight, rtol=1e-6)
+
+
+def check_products_under_zero(comm: Comm, device: str) -> None:
+    config = GPT2Config(vocab_size=19, context=8, layers=2, heads=2, width=16)
+    rng = np.random.default_rng(comm.rank)
+    x, y = (Tensor(backend.to_device(t, device)) for t in rng.integers(0, 19, (2, 2, 8), np.int32))
+    for stage in (1, 2, 3):
+        random.seed(0)
+        model = GPT2(config).to(device)
+        vector = {n: Tensor(p.data.copy()) for n, p in model.named_parameters()}
+
+        def loss(p: Any, model: GPT2 = model) -> Tensor:
+            value: Tensor = tg.functional_call(model, p, x, y)
+            return value
+
+        right = tg.hvp(loss, (dict(model.named_parameters()),), (vector,))[0]
+        strategy = parallel.Zero(comm, stage)
+        optimizer = strategy.prepare(model, optim.SGD)
+        whole = strategy.gather_parameters()
+        found = tg.hvp(loss, (whole,), (vector,))[0]
+        for name, product in right.items():
+            same(found[name].data, backend.to_numpy(product.data))
+        if stage == 3:
+            message = "is in shards in ZeRO 3, expected functional_call with the strategy's gather"
+            with pytest.raises(ArgumentError, match=message):
+                tg.hvp(lambda model: model(x, y), (model,), (vector,))
+        strategy.compute_gradients(lambda x, y: model(x, y), [(x.data, y.data)])
+        optimizer.step()
+        strategy.after_step()
+        strategy.begin(0, [])
 
 
 def check_data_parallel(comm: Comm, device: str) -> None:
