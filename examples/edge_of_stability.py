@@ -7,7 +7,7 @@ The data is one batch, which every step takes. The sharpness, the largest eigenv
 Hessian, rises until gradient descent is no longer stable, which for a quadratic function begins at
 2 / learning rate. There it stops rising, while the loss falls on, though not at every step. The
 loss of this model grows more slowly than a quadratic function along that direction, so that the
-sharpness settles some 25 % above; at larger learning rates it is more.
+sharpness settles some 25 % above 2 / learning rate, and higher at larger learning rates.
 
 Source: Cohen et al. 2021, "Gradient descent on neural networks typically occurs at the edge of
 stability", arXiv:2103.00065.
@@ -46,7 +46,7 @@ class Settings(ScriptSettings):
     steps: int = option(300, "steps", low=1, grows=True)
     warmup: int | None = option(0, "warmup steps", low=0)
     lr: float = option(0.01, "learning rate, the same at all steps", low=0)
-    measure_every: int = option(15, "steps between measurements of the sharpness", low=1)
+    evaluate_every: int = option(15, "steps between measurements of the sharpness", low=1)
     layers: int = option(2, "transformer blocks", low=1)
     heads: int = option(4, "attention heads", low=1)
     width: int = option(192, "width of the model", low=1)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             norm = optimizer.step(max_norm=math.inf)  # which clips nothing
             step += 1
             run.log_step(step, float(loss), settings.lr, norm)
-            if step % settings.measure_every == 0 or step == settings.steps:
+            if step % settings.evaluate_every == 0 or step == settings.steps:
                 measured = {"sharpness": sharpness(model, (x, y)), "threshold": threshold}
                 run.log_evaluation(step, measured)
             if step % 100 == 0:

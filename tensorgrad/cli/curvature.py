@@ -85,9 +85,11 @@ def curvature(
     with Progress("curvature", "product") as progress:
         found = measure_run(prepared, options, progress.show)
     write_json(run / FILE, found)
-    measured = read_curvature(run / FILE)
-    if measured.density is not None:
-        write_text(run / PICTURE, density_picture(measured))
+    measured, picture = read_curvature(run / FILE), run / PICTURE
+    if measured.density is None:
+        picture.unlink(missing_ok=True)
+    else:
+        write_text(picture, density_picture(measured))
     page = write_report(run)
     if json:
         print(jsonlib.dumps(found, indent=1))

@@ -16,52 +16,37 @@ import numpy as np
 
 from tensorgrad.core.errors import DataError
 from tensorgrad.curvature.estimates import Density
+from tensorgrad.curvature.operators import Values
 from tensorgrad.io.readers import read_json
 
 FILE = "curvature.json"
 MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix", "fisher": "Fisher matrix"}
-_ROWS, _VALUES = 1000, 20  # checkpoints, and eigenvalues of each, that are read
-_NODES = 100_000  # nodes of a density at most
+_NUMBERS = 100_000  # that are read of each kind
 _LARGEST = 2**53  # whole number that JSON has exactly
-
-
-@dataclass(frozen=True)
-class CheckpointCurvature:
-    """The eigenvalues at a checkpoint.
-
-    Attributes:
-        step: of the checkpoint.
-        values, residuals: the largest eigenvalues, the largest first, and how exact they are.
-        loss, learning_rate: of the same batches, and of the last step; NaN where unknown.
-    """
-
-    step: int
-    values: tuple[float, ...]
-    residuals: tuple[float, ...]
-    loss: float
-    learning_rate: float
-
-    @property
-    def threshold(self) -> float:
-        """2 / learning rate; NaN where that is unknown or 0."""
-        return 2 / self.learning_rate if self.learning_rate > 0 else math.nan
+_SMALLEST = 1e-30  # of a density, beside 0
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """The content of curvature.json.
+    """The content of curvature.json; what it does not know is NaN.
 
     Attributes:
-        matrix: what it is of, in words.
+        matrix: the name of the matrix.
         batches: the number of batches.
-        checkpoints: one or more, by step.
-        density: at the last one; None: it was not measured.
+        steps: (C,), of the checkpoints, one or more.
+        values, residuals: (C, k), the largest eigenvalues, the largest first, and their errors.
+        losses, thresholds: (C,), the loss of the batches, and 2 / learning rate.
+        density: at the last checkpoint; None: it was not measured.
         density_step, trace, trace_error: of the density.
     """
 
     matrix: str
     batches: int
-    checkpoints: tuple[CheckpointCurvature, ...]
+    steps: np.ndarray[Any, np.dtype[np.int64]]
+    values: Values
+    residuals: Values
+    losses: Values
+    thresholds: Values
     density: Density | None = None
     density_step: int = 0
     trace: float = math.nan
@@ -87,46 +72,40 @@ def read_curvature(path: Path) -> Curvature:
 def _curvature(found: Mapping[str, Any]) -> Curvature:
     if found["format"] != 1:
         raise ValueError(f"format is {found['format']!r:.40}, expected 1")
-    checkpoints = [_checkpoint(one) for one in found["checkpoints"][-_ROWS:]]
-    if not checkpoints:
-        raise ValueError("checkpoints is empty, expected one or more")
-    options, density = found["options"], found["density"]
-    matrix = MATRICES[options["matrix"]]
-    whole = Curvature(matrix, _count(options["batches"]), tuple(checkpoints))
+    options, density, checkpoints = found["options"], found["density"], found["checkpoints"]
+    names = "values", "residuals", "loss", "learning_rate"
+    values, residuals, losses, rates = (
+        _numbers([one[name] for one in checkpoints], 2 - (place > 1))
+        for place, name in enumerate(names)
+    )
+    steps = np.array([_whole(one["step"]) for one in checkpoints])
+    thresholds = np.where(rates > 0, 2 / np.where(rates > 0, rates, 1), np.nan)
+    if values.shape != residuals.shape:
+        raise ValueError(f"values have shape {values.shape} and residuals {residuals.shape}")
+    known = MATRICES[options["matrix"]], _whole(options["batches"]), steps, values, residuals
     if density is None:
-        return whole
-    nodes, weights = (np.array(density[name], np.float64) for name in ("nodes", "weights"))
-    is_table = nodes.ndim == 2 and nodes.shape == weights.shape and len(nodes) > 1
-    if not is_table or not nodes.size <= _NODES or not np.isfinite([nodes, weights]).all():
+        return Curvature(*known, losses, thresholds)
+    nodes, weights = _numbers(density["nodes"], 2), _numbers(density["weights"], 2)
+    limits = _SMALLEST, 1 / _SMALLEST  # so that squares and quotients are finite too
+    nodes[np.abs(nodes) < limits[0]] = 0
+    is_finite = nodes.shape == weights.shape and (np.abs([nodes, weights]) < limits[1]).all()
+    if len(nodes) < 2 or not is_finite:
         raise ValueError(f"nodes have shape {nodes.shape}, expected finite ones with weights")
-    size = _count(found["parameters"])
-    return Curvature(
-        matrix,
-        whole.batches,
-        whole.checkpoints,
-        Density(nodes, weights, size, nodes.size),
-        _count(density["step"]),
-        _number(density["trace"]),
-        _number(density["trace_error"]),
-    )
+    trace, error = _numbers([density["trace"], density["trace_error"]], 1).tolist()
+    whole = Density(nodes, weights, _whole(found["parameters"]), nodes.size)
+    return Curvature(*known, losses, thresholds, whole, _whole(density["step"]), trace, error)
 
 
-def _checkpoint(found: Mapping[str, Any]) -> CheckpointCurvature:
-    values, residuals = (
-        tuple(map(_number, found[name][:_VALUES])) for name in ("values", "residuals")
-    )
-    if not len(values) == len(residuals) > 0:
-        raise ValueError(f"{len(values)} values, expected as many residuals, and one or more")
-    numbers = (_number(found[name]) for name in ("loss", "learning_rate"))
-    return CheckpointCurvature(_count(found["step"]), values, residuals, *numbers)
+def _numbers(values: Any, axes: int) -> Values:
+    """Return numbers of JSON as an array with so many axes; null becomes NaN."""
+    array = np.array(values, np.float64)
+    if array.ndim != axes or not 0 < array.size <= _NUMBERS:
+        raise ValueError(f"numbers have shape {array.shape}, expected {axes} axes")
+    array[~np.isfinite(array)] = np.nan
+    return array
 
 
-def _number(value: Any) -> float:
-    """Return a number of JSON; NaN for null."""
-    return math.nan if value is None else float(value)
-
-
-def _count(value: Any) -> int:
+def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"got {value!r:.40}, expected a whole number")
     return value

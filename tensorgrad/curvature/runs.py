@@ -23,6 +23,7 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.train.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from tensorgrad.train.language import LanguageModeling
+from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import mean_loss
 from tensorgrad.train.task import Task
 
@@ -81,6 +82,9 @@ def measure_run(
             f"--eigenvalues: got {options.eigenvalues}, expected at most {operator.size}, the "
             "number of parameters"
         )
+    metrics = task.folder / "metrics.jsonl"
+    records = read_metrics(metrics) if metrics.exists() else []
+    rates = {record["step"]: record["lr"] for record in records if "lr" in record}
     checkpoints: list[dict[str, Any]] = []
     spectrum: dict[str, Any] | None = None
     for checkpoint in _intact(paths):
@@ -98,7 +102,7 @@ def measure_run(
         found = {
             "step": step,
             "loss": mean_loss(task.model, task.loss, batches, count=task.count),
-            "learning_rate": float(task.resolved.learning_rate(max(0, step - 1))),
+            "learning_rate": rates.get(step, task.resolved.learning_rate(max(0, step - 1))),
             "values": pairs.values.tolist(),
             "residuals": pairs.residuals.tolist(),
             "converged": pairs.converged.tolist(),

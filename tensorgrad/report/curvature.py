@@ -6,17 +6,18 @@ Tests: tests/report/test_curvature.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorgrad.curvature.record import CheckpointCurvature, Curvature
+from tensorgrad.curvature.record import Curvature
 from tensorgrad.report.curves import Chart, Curve
 from tensorgrad.report.document import counted, escaped, section, table
 from tensorgrad.train.curves import Column
 
 PICTURE = "curvature.svg"
+_ROWS, _VALUES = 300, 20  # checkpoints, and eigenvalues of each, that are shown
 # The picture, in units of its view box.
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 720, 300, 70, 16, 14, 44
 _INK, _QUIET, _LINE, _PANEL, _CURVE = "#1b2733", "#5b6b7b", "#d9dee4", "#f6f7f9", "#1f6fc4"
@@ -24,30 +25,28 @@ _INK, _QUIET, _LINE, _PANEL, _CURVE = "#1b2733", "#5b6b7b", "#d9dee4", "#f6f7f9"
 
 def checkpoint_rows(curvature: Curvature) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of the table of checkpoints."""
-    head = ["Step", "Largest eigenvalue", "Residual", "2 / learning rate", "Loss"]
+    several = "s" * (curvature.values.shape[1] > 1)
+    first = "Residual of the first" if several else "Residual"
+    head = ["Step", f"Largest eigenvalue{several}", first, "2 / learning rate", "Loss"]
     rows = []
-    for one in curvature.checkpoints:
-        numbers = (one.values[0], one.residuals[0], one.threshold, one.loss)
-        rows.append([f"{one.step:,}", *("" if math.isnan(x) else f"{x:,.4g}" for x in numbers)])
-        rows[-1][1] += "".join(f", {value:,.4g}" for value in one.values[1:])
-    if len(curvature.checkpoints[0].values) > 1:
-        head[1:3] = ["Largest eigenvalues", "Residual of the first"]
+    for row, step in enumerate(curvature.steps.tolist()):
+        values = ", ".join(map(_number, curvature.values[row, :_VALUES]))
+        others = curvature.residuals[row, 0], curvature.thresholds[row], curvature.losses[row]
+        rows.append([f"{step:,}", values, *map(_number, others)])
     return head, rows
+
+
+def _number(value: float) -> str:
+    return f"{value:,.4g}" if math.isfinite(value) else ""
 
 
 def sharpness_chart(curvature: Curvature) -> Chart:
     """Return the chart of the largest eigenvalue and 2 / learning rate over the steps."""
-    places = np.array([one.step for one in curvature.checkpoints], np.int64)
-    order = np.argsort(places, kind="stable")
-
-    def column(value: Callable[[CheckpointCurvature], float]) -> Column:
-        values = np.array([value(one) for one in curvature.checkpoints])
-        return Column(places[order], np.where(np.isfinite(values), values, np.nan)[order])
-
+    steps, order = np.unique(curvature.steps, return_index=True)
     label = f"largest eigenvalue of the {curvature.matrix}"
     curves = [
-        Curve(label, column(lambda one: one.values[0]), "markers", 0),
-        Curve("2 / learning rate", column(lambda one: one.threshold), "line", 1),
+        Curve(label, Column(steps, curvature.values[order, 0]), "markers", 0),
+        Curve("2 / learning rate", Column(steps, curvature.thresholds[order]), "line", 1),
     ]
     return Chart("Sharpness", "", tuple(curve for curve in curves if len(curve.column.finite)))
 
@@ -62,7 +61,7 @@ def curvature_section(curvature: Curvature) -> str:
     )
     content = f'<p class="quiet">{escaped(about)}</p>\n'
     head, rows = checkpoint_rows(curvature)
-    content += table(f"Eigenvalues at {counted(len(rows), 'checkpoint')}", head, rows)
+    content += table(f"Eigenvalues at {counted(len(rows), 'checkpoint')}", head, rows[-_ROWS:])
     if curvature.density is not None:
         trace = f"{curvature.trace:,.4g} (standard error {curvature.trace_error:,.2g})"
         words = (

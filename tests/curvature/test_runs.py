@@ -88,6 +88,8 @@ def weight_at(run: Path, step: int) -> np.ndarray[Any, Any]:
 
 
 def test_eigenvalues_and_density_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 4, "lr": 0.04}\n')
     assert curvature("--eigenvalues", "2", "--batches", "3") == 0
     found = json.loads((run / "curvature.json").read_text())
     compare(found, fields_of("curvature.json"))
@@ -101,7 +103,7 @@ def test_eigenvalues_and_density_of_a_run(run: Path, capsys: pytest.CaptureFixtu
         assert one["converged"] == [True, True]
         loss = (scale * (weight**2 + weight**4 / 4)).sum() / 2
         assert one["loss"] == pytest.approx(loss, rel=1e-5)
-        assert one["learning_rate"] == 0.01
+        assert one["learning_rate"] == {2: 0.01, 4: 0.04, 6: 0.01}[one["step"]]
     density = found["density"]
     assert density["trace"] == pytest.approx(values.sum(), rel=1e-5)
     assert density["trace_error"] < 1e-4
@@ -113,7 +115,7 @@ def test_eigenvalues_and_density_of_a_run(run: Path, capsys: pytest.CaptureFixtu
     page = (run / "report.html").read_text()
     assert "Hessian of the mean loss of 3 batches" in page
     assert "Sharpness" in page
-    assert '"steps":[2,4,6],"values":[200,200,200]' in page
+    assert '"steps":[2,4,6],"values":[200,50,200]' in page
     picture = ElementTree.parse(run / "curvature.svg").getroot()
     assert picture.tag.endswith("svg")
     assert "Spectral density of the Hessian at step 6" in page
@@ -129,6 +131,7 @@ def test_equal_seeds_give_equal_files(run: Path) -> None:
 
 
 def test_the_last_checkpoint_without_density(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "curvature.svg").write_text("an earlier one")
     assert curvature("--checkpoints", "last", "--samples", "0", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     compare(found, fields_of("curvature.json"))

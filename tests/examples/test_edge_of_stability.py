@@ -19,7 +19,7 @@ def test_it_draws_the_sharpness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rng = np.random.default_rng(0)
     words = ["above", "below", "curve", "slope", "valley"]
     Path("text.txt").write_text(" ".join(rng.choice(words, 3000)))
-    command = f"--data text.txt --out run --lr 0.25 --measure-every 2 --steps 2 {SIZES}"
+    command = f"--data text.txt --out run --lr 0.25 --evaluate-every 2 --steps 2 {SIZES}"
     assert edge_of_stability.main(command.split()) == 0
     assert Path("run/edge.png").read_bytes().startswith(b"\x89PNG")
     records = read_metrics(Path("run/metrics.jsonl"))

@@ -56,7 +56,7 @@ def test_the_section_and_the_chart(tmp_path: Path) -> None:
     assert "Gauss-Newton matrix of the mean loss of 1 batch of the training data" in inside
     cells = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', inside)
     rows = [[step, *re.findall("<td>(.*?)</td>", rest)] for step, rest in cells]
-    assert rows == [["20", "2, 1", "0.01", "4", "3"], ["40", "3.5, nan", "0.01", "", ""]]
+    assert rows == [["20", "2, 1", "0.01", "4", "3"], ["40", "3.5, ", "0.01", "", ""]]
     assert "at step 40: the fraction of the 1,000 eigenvalues" in inside
     assert "is 55 (standard error 4)" in inside
     assert "<svg" in inside
@@ -76,7 +76,7 @@ def test_a_page_without_curvature_has_no_section(tmp_path: Path) -> None:
 
 def test_the_picture_fits_its_frame(tmp_path: Path) -> None:
     path = tmp_path / "curvature.json"
-    for scale in (1e-9, 1.0, 1e9):
+    for scale in (1e-300, 1e-9, 1.0, 1e9):
         content = record()
         content["density"]["nodes"] = (scale * np.array(NODES)).tolist()
         path.write_text(json.dumps(content))
@@ -91,7 +91,7 @@ def test_the_picture_fits_its_frame(tmp_path: Path) -> None:
         xs, ys = numbers[::2], numbers[1::2]
         assert (min(xs), max(xs)) == (70, 706)
         assert min(ys) == 16
-        assert max(ys) == 256
+        assert 230 < max(ys) <= 256
         labels = [text.text for text in root.iter() if text.tag.endswith("text")]
         assert {"eigenvalue", "density"} < set(labels)
         assert 8 < len(labels) < 20
@@ -111,6 +111,7 @@ def test_the_picture_fits_its_frame(tmp_path: Path) -> None:
         {"parameters": "many"},
         {"density": {**record()["density"], "nodes": [[1.0]]}},
         {"density": {**record()["density"], "nodes": [[None] * 3] * 2}},
+        {"density": {**record()["density"], "nodes": [[1e300] * 3] * 2}},
         {"density": {**record()["density"], "trace": []}},
     ],
 )
