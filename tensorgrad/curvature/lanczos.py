@@ -21,7 +21,8 @@ from tensorgrad.random import Generator
 
 __all__ = ["Eigenpairs", "eigenpairs"]
 
-_FRACTION = 0.01  # fraction of the largest value; smaller values are as accurate as this one
+# Fraction of the largest absolute value; smaller values are as accurate as this one.
+_FRACTION = 0.01
 _CHECKED = 10  # products from a new vector, at least, that look for a value that was missed
 
 

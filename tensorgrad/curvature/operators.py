@@ -20,7 +20,7 @@ __all__ = ["Operator"]
 _CHUNK = 1 << 18  # elements of a vector whose products are added in its dtype
 
 Values = NDArray[np.float64]
-Progress = Callable[[str, int, int], object]  # the unit, the number done, and the number in all
+Progress = Callable[[str, int, int], object]  # (unit, number done, total or 0)
 
 
 class Operator:

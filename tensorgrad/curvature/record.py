@@ -23,7 +23,7 @@ FILE = "curvature.json"
 MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix", "fisher": "Fisher matrix"}
 _NUMBERS = 100_000  # that are read of each kind
 _LARGEST = 2**53  # whole number that JSON has exactly
-_SMALLEST = 1e-30  # of a density, beside 0
+_SMALLEST = 1e-30  # absolute value of a node that is not taken for 0
 
 
 @dataclass(frozen=True)

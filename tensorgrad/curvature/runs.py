@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CurvatureOptions:
-    """The options of a measurement of a run's checkpoints.
+    """Options of a measurement of a run's checkpoints.
 
     Args:
         matrix: one of MATRICES.

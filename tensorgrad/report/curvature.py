@@ -81,7 +81,8 @@ def density_picture(curvature: Curvature) -> str:
     density = curvature.density
     assert density is not None
     grid, mean, error = density.curve(points=512)
-    peak = 1 / (math.sqrt(2 * math.pi) * (grid[-1] - grid[0]) / 108)  # height of a node of weight 1
+    width = (grid[-1] - grid[0]) / 108  # the default of `curve`
+    peak = 1 / (math.sqrt(2 * math.pi) * width)  # height of a node of weight 1
     floor = peak / (100 * max(1, density.size))
     low, high = math.log10(floor), math.log10(max(float((mean + 2 * error).max()), 10 * floor))
 

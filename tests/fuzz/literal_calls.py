@@ -247,5 +247,8 @@ OTHERWISE = {
         Tensor.gather Tensor.permute Tensor.repeat Tensor.reshape Tensor.take Tensor.transpose
         Tensor.view
     """),
-    "not operands": words("gradcheck result_type Tensor.backward Tensor.to Tensor.to_device"),
+    "not operands": words("""
+        functional_call ggnvp gradcheck hvp jvp linearize result_type vjp
+        Tensor.backward Tensor.to Tensor.to_device
+    """),
 }

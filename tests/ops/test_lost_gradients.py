@@ -33,9 +33,10 @@ NOT_TENSORS = (
 # Functions of something else than tensors, and those that change their operand in place.
 OTHERS = {
     "autocast", "broadcast_shapes", "can_cast", "checkpoint", "cuda_kernel", "finfo", "from_dlpack",
-    "fuse", "grad", "gradcheck", "get_state", "iinfo", "isdtype", "load", "next_key", "no_grad",
-    "on_grad_ready", "promote_types", "put_along_axis", "result_type", "save", "seed", "set_state",
-    "value_and_grad",
+    "functional_call", "fuse", "ggnvp", "grad", "gradcheck", "get_state", "hessian", "hvp", "iinfo",
+    "isdtype", "jacobian", "jvp", "linearize", "load", "next_key", "no_grad", "on_grad_ready",
+    "promote_types", "put_along_axis", "result_type", "save", "seed", "set_state", "value_and_grad",
+    "vjp",
 }  # fmt: skip
 INTEGERS = {"bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift"}
 # The gradient is 0, or the operand gives its shape alone.

@@ -196,7 +196,7 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                         if (OF_QUERIES) load(2 * B_BYTES + h * B3_HALF + N * SWIZZLE, x4_map);
                     }
                     if (!OF_QUERIES) {
-                        const int query = (tile.batch * p.heads + head) * pitch + n * N;   // row of all
+                        const int query = (tile.batch * p.heads + head) * pitch + n * N;
                         bulk_load(to + 3 * B_BYTES, sums + 4ll * query, 4 * N * 4, full);
                     }
                     at.next();
