@@ -323,7 +323,7 @@ def _registered(rule: ast.stmt) -> set[str]:
 def _recorded(tree: ast.Module, backward: set[str]) -> set[str]:
     """Return the names of the ops that a module records with some backward functions."""
     return {
-        call.args[0].value
+        str(call.args[0].value)
         for call in ast.walk(tree)
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "record" and len(call.args) > 3
         if isinstance(call.args[0], ast.Constant) and ast.unparse(call.args[3]) in backward

@@ -10,6 +10,7 @@ import pytest
 
 from tensorgrad import parallel
 from tensorgrad.bench import derivatives
+from tensorgrad.bench.options import Sizes
 from tensorgrad.bench.steps import model_case
 from tensorgrad.cli import main
 from tensorgrad.io.readers import read_json
@@ -32,7 +33,7 @@ def test_rows_have_products_and_gradients() -> None:
 
 
 def case() -> dict[str, Any]:
-    sizes = derivatives.Sizes(layers=1, heads=2, width=16, context=16, vocab=64)
+    sizes = Sizes(layers=1, heads=2, width=16, context=16, vocab=64)
     return {**model_case("char", 2, "float32", sizes), "seconds": 0.005, "windows": 1}
 
 
