@@ -86,7 +86,7 @@ class _Rules(dict[Any, Rule]):
         def mutated(op: Any, *given: Any) -> Any:
             found = rule(op, *given)
             each = found if isinstance(found, tuple | list) else (found,)
-            changed = [None if t is None else self._change(t) for t in each]
+            changed: list[Any] = [None if t is None else self._change(t) for t in each]
             self.changed |= any(
                 t is not None and not np.allclose(t.numpy(), other.numpy())
                 for t, other in zip(each, changed, strict=True)
