@@ -36,7 +36,7 @@ ZIPS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: tg.where(a > 0, a, b), lambda a, b: tg.hypot(a, b * b + 1),
     lambda a, b: tg.arctan2(a, b * b + 1), lambda a, b: tg.xlogy(a, b * b + 1),
 ]  # fmt: skip
-# Of x and an axis or None, and whether the reduced axis stays.
+# A reduction takes x, an axis or None, and whether the reduced axis stays.
 REDUCTIONS: list[Callable[..., Tensor]] = [
     tg.sum, tg.prod, tg.mean, tg.max, tg.min, tg.var, tg.logsumexp,
     lambda x, axis, keepdims: tg.norm(x + 3, axis, keepdims=keepdims),
@@ -44,7 +44,7 @@ REDUCTIONS: list[Callable[..., Tensor]] = [
     lambda x, axis, keepdims: tg.std(x * x + 3 * _counting(x), axis, ddof=0, keepdims=keepdims),
     lambda x, axis, keepdims: tg.median(x, axis, keepdims=keepdims),
 ]  # fmt: skip
-# Of x and an axis.
+# Functions of x and an axis.
 ALONG: list[Callable[[Tensor, int], Tensor]] = [
     tg.softmax, tg.log_softmax, tg.cumsum, tg.cumprod, tg.sort, tg.flip,
     lambda x, axis: tg.diff(x, axis=axis),
@@ -55,8 +55,6 @@ ALONG: list[Callable[[Tensor, int], Tensor]] = [
     lambda x, axis: tg.take(x, np.array([0, 0]), axis),
     lambda x, axis: tg.layer_norm(tg.swapaxes(x, axis, -1), eps=0.5),
     lambda x, axis: tg.rms_norm(tg.swapaxes(x, axis, -1), eps=0.5),
-    lambda x, axis: tg.linear(tg.swapaxes(x, axis, -1), tg.swapaxes(x, axis, -1)[..., :1, :])
-    if x.ndim == 2 else x,
 ]  # fmt: skip
 PRODUCTS: list[Step] = [
     lambda x: x @ x.mT, lambda x: x.mT @ x, lambda x: tg.einsum("...ij,...kj->...i", x, x),
@@ -67,7 +65,7 @@ PRODUCTS: list[Step] = [
     lambda x: tg.attention(x[None], x[None, :, :2], tg.sin(x)[None, :, :2], causal=True)
     if x.ndim == 3 else x,
 ]  # fmt: skip
-# Of a matrix: layers.
+# Layers take a matrix.
 LAYERS: list[Step] = [
     lambda x: tg.linear(x, tg.sin(x), x[:, 0]), lambda x: tg.linear_gelu(x, tg.sin(x), x[:, 0]),
     lambda x: tg.gated_linear(x, tg.sin(x), x), lambda x: tg.add_layer_norm(x, tg.sin(x), x[0])[1],

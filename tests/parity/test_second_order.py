@@ -28,7 +28,8 @@ def llama_loss(weights: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
     head = width // heads
     frequencies = LLAMA.rope_base ** (-torch.arange(0, head, 2, dtype=torch.float64) / head)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
-    cos, sin = (each.float().double() for each in (angles.cos(), angles.sin()))  # as ours: rounded
+    # The library's tables are float32.
+    cos, sin = (each.float().double() for each in (angles.cos(), angles.sin()))
     mask = torch.full((length, length), -math.inf, dtype=torch.float64).triu(1)
 
     def norm(x: Any, name: str) -> Any:
