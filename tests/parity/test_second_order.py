@@ -13,10 +13,10 @@ import tensorgrad as tg
 from tensorgrad import Tensor, nn
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
-from tests.parity import test_gpt2
-from tests.parity.test_gpt2 import apart, copy_of, lively, without_key_bias
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from tests.parity import test_gpt2  # noqa: E402
+from tests.parity.test_gpt2 import apart, copy_of, lively, without_key_bias  # noqa: E402
 
 LLAMA = TransformerLMConfig(97, context=24, layers=2, heads=4, kv_heads=2, width=32, hidden=80)
 
