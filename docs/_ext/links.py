@@ -87,23 +87,23 @@ _OUTSIDE = {
 @cache
 def _identifiers() -> set[str]:
     """Return every name in the code of the library, without its docstrings."""
-    found = {*dir(builtins), *keyword.kwlist}
+    identifiers = {*dir(builtins), *keyword.kwlist}
     for folder in (pages.LIBRARY, "models", "parallel"):
         for path in (ROOT / folder).rglob("*.py"):
-            found |= {path.parent.name, path.stem}
+            identifiers |= {path.parent.name, path.stem}
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 names = (getattr(node, part, None) for part in ("id", "attr", "arg", "name"))
-                found |= {name for name in names if isinstance(name, str)}
-    return found
+                identifiers |= {name for name in names if isinstance(name, str)}
+    return identifiers
 
 
 @cache
 def _by_name() -> dict[str, list[str]]:
     """Return the public paths of entries by what stands behind their last dot."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for name in pages.entries():
-        found.setdefault(name.rpartition(".")[2], []).append(name)
-    return found
+        by_name.setdefault(name.rpartition(".")[2], []).append(name)
+    return by_name
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

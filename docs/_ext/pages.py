@@ -37,20 +37,20 @@ def contents(root: Path) -> dict[str, dict[str, str]]:
     """
     index = (root / f"{INDEX}.md").read_text(encoding="utf-8")
     _, *sections = re.split(r"^## (.+)$", index, flags=re.MULTILINE)
-    found: dict[str, dict[str, str]] = {}
+    by_part: dict[str, dict[str, str]] = {}
     for caption, section in zip(sections[::2], sections[1::2], strict=True):
         links = re.findall(r"\[([^]]+)\]\(([^)#]+)\.md\)", section)
-        found[caption] = {f"docs/{link}": re.sub(r"\s+", " ", title) for title, link in links}
-    found["Start"] = {INDEX: "", NOTEBOOK: "", **found["Start"]}
-    found["Reference"] = {"reference/index": "", **found["Reference"]}
-    found["Project"] = {**found["Project"], **dict.fromkeys(PROJECT, "")}
-    return found
+        by_part[caption] = {f"docs/{link}": re.sub(r"\s+", " ", title) for title, link in links}
+    by_part["Start"] = {INDEX: "", NOTEBOOK: "", **by_part["Start"]}
+    by_part["Reference"] = {"reference/index": "", **by_part["Reference"]}
+    by_part["Project"] = {**by_part["Project"], **dict.fromkeys(PROJECT, "")}
+    return by_part
 
 
 def searches(root: Path) -> dict[str, list[str]]:
     """Return what readers search for by the page that answers it: entries of the index."""
-    found: dict[str, list[str]] = json.loads((root / "docs" / "searches.json").read_text())
-    return found
+    by_page: dict[str, list[str]] = json.loads((root / "docs" / "searches.json").read_text())
+    return by_page
 
 
 @dataclass
@@ -93,22 +93,22 @@ def pages() -> list[Page]:
 
     names = (f"{LIBRARY}.{name}" for name in exported[LIBRARY].__all__)
     named = [name for name in names if isinstance(sys.modules.get(name), ModuleType)]
-    found = {name: Page(name) for name in (*exported, *named) if name.count(".") < 2}
+    by_module = {name: Page(name) for name in (*exported, *named) if name.count(".") < 2}
     for path, value in sorted(values.items()):
         module = _page_of(path, value, exported)
-        found.setdefault(module, Page(module)).entries[path] = value
-    for name, page in found.items():
+        by_module.setdefault(module, Page(module)).entries[path] = value
+    for name, page in by_module.items():
         for public in sorted(_exports(exported.get(name))):
             value = getattr(exported[name], public)
             if isinstance(value, ModuleType):
                 continue
             if id(value) not in paths:
-                homes = (home for home in found if public in _exports(exported.get(home)))
+                homes = (home for home in by_module if public in _exports(exported.get(home)))
                 same = [home for home in homes if getattr(exported[home], public) is value]
                 page.constants[public] = f"{min(same, key=len)}.{public}"
             elif paths[id(value)] not in page.entries:
                 page.others[public] = paths[id(value)]
-    return [found[name] for name in sorted(found)]
+    return [by_module[name] for name in sorted(by_module)]
 
 
 @cache

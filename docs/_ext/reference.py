@@ -27,22 +27,22 @@ def write_reference(app: Sphinx) -> None:
 
 def reference_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each page of the reference."""
-    found = pages.pages()
-    names = {page.module for page in found}
+    modules = pages.pages()
+    names = {page.module for page in modules}
     parents = {name: parent for name in names if (parent := name.rpartition(".")[0]) in names}
     parents = {name: parent for name, parent in parents.items() if parent != pages.LIBRARY}
     top = sorted(names - parents.keys())
     yield (
         "index",
-        "\n".join([*_title("Reference"), *_contents(top, hidden=True), *_table(_links(found))]),
+        "\n".join([*_title("Reference"), *_contents(top, hidden=True), *_table(_links(modules))]),
     )
-    for page in found:
+    for page in modules:
         below = sorted(name for name, parent in parents.items() if parent == page.module)
         yield page.module, "\n".join(_page(page, pages.entries(), below))
 
 
-def _links(found: list[pages.Page]) -> Iterator[tuple[str, str]]:
-    for page in found:
+def _links(modules: list[pages.Page]) -> Iterator[tuple[str, str]]:
+    for page in modules:
         module = importlib.import_module(page.module)
         yield f":doc:`{page.module}`", pages.first_sentence(module)
 

@@ -52,10 +52,10 @@ def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
 
 def _with_entries(name: str, text: str) -> str:
     """Return a document with its entries of the index below its title."""
-    if not (found := entries(name)):
+    if not (terms := entries(name)):
         return text
     title, _, rest = text.partition("\n")
-    return f"{title}\n\n```{{index}} {', '.join(found)}\n```\n\n{rest}"
+    return f"{title}\n\n```{{index}} {', '.join(terms)}\n```\n\n{rest}"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -68,15 +68,15 @@ def _codes(texts: Iterable[str]) -> str:
 @cache
 def rows() -> dict[str, Row]:
     """Return the rows of the elementwise functions; `clip` has one for each set of bounds."""
-    found: dict[str, Row] = {}
+    by_name: dict[str, Row] = {}
     for module in (elementwise, activation):
         for name in dir(module):
             value = getattr(module, name)
             inner = getattr(value, "__closure__", None) or ()
             for row in (value, *(cell.cell_contents for cell in inner)):
                 if isinstance(row, Row):
-                    found[name if isinstance(value, Row) else row.name] = row
-    return dict(sorted(found.items(), key=lambda item: (item[1].name.lower(), item[0])))
+                    by_name[name if isinstance(value, Row) else row.name] = row
+    return dict(sorted(by_name.items(), key=lambda item: (item[1].name.lower(), item[0])))
 
 
 def _linked_rows() -> Iterator[tuple[str, Row]]:
