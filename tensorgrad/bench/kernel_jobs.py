@@ -7,7 +7,7 @@ Numbers of rows are divided by a scale, for CPUs. Tests: tests/bench/test_kernel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -18,6 +18,7 @@ import numpy as np
 
 from tensorgrad import nn, optim
 from tensorgrad.amp import autocast
+from tensorgrad.autograd.functions import jvp, vjp
 from tensorgrad.bench.naive import naive_matmul
 from tensorgrad.bench.timing import Call, random_array, to_torch
 from tensorgrad.core import backend
@@ -55,10 +56,12 @@ class Calls:
     Attributes:
         ours: our implementation.
         peers: of PEERS -> another one.
+        first_order: value and backward alone, where ours computes their tangents too.
     """
 
     ours: Call
     peers: dict[str, Call] = field(default_factory=dict)
+    first_order: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -807,6 +810,101 @@ def _attention(shape: Shape4, kind: str, dtype: str, beside: bool) -> Jobs:
     ).jobs(1)  # fmt: skip
 
 
+def second_order_jobs(device: str, scale: int) -> Jobs:
+    """Yield value, tangent and the backward of both, as in a Hessian-vector product.
+
+    PyTorch computes as much by reverse over reverse: value, gradient and the gradients of that; of
+    attention with the math backend, which alone it differentiates twice, where memory allows.
+    """
+    attend = partial(attention, causal=True)
+    for shape in ((4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 64), (1, 16, 16384, 128)):
+        batch, heads, length, width = shape
+        small = max(1, batch // scale), heads, max(8, length // scale), width
+        amount = (2 + 5 + 5 + 13) / 4 * operations(small, True)  # products of the four kernels
+        theirs = _math_attention if length == 4096 else None
+        make = partial(_second_order, attend, (small,) * 3, theirs)
+        yield Job("attention", _size(*small), _NARROW, amount, make, "TFLOP/s")
+    rows, width, hidden, columns = max(1, 16384 // scale), 768, 3072, max(2, 50304 // scale)
+    sizes, wide = (rows, width), _size(rows, width)
+    arrays = 2 + 3 + 5  # read x, write y; read x and its tangent, write; read both and their dy
+    for name, norm, count, peer in (
+        ("layer_norm", layer_norm, 2, lambda torch: lambda x, w, b: torch.nn.functional.layer_norm(
+            x, w.shape, w, b)),
+        ("rms_norm", rms_norm, 1, lambda torch: lambda x, w: torch.nn.functional.rms_norm(
+            x, w.shape, w, 1e-6)),
+    ):  # fmt: skip
+        make = partial(_second_order, norm, (sizes,) + ((width,),) * count, peer)
+        yield Job(name, wide, _NARROW, arrays * _bytes(sizes), make)
+    products = 2 * (1 + 2 + 2 + 2 + 2 + 2)  # forward, its tangent, both gradients of each
+    make = partial(
+        _second_order, linear_gelu, (sizes, (hidden, width), (hidden,)),
+        lambda torch: lambda x, w, b: torch.nn.functional.gelu(
+            torch.nn.functional.linear(x, w, b), approximate="tanh"),
+    )  # fmt: skip
+    amount = products * rows * width * hidden
+    yield Job("linear_gelu", f"{wide} x {hidden}", _NARROW, amount, make, "TFLOP/s")
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        [targets] = _targets((x.shape[0], weight.shape[0]), device)
+        return linear_cross_entropy(x, weight, targets)
+
+    def torch_loss(torch: Any) -> Any:
+        [targets] = _targets((rows, columns), device)
+        cross = torch.nn.functional.cross_entropy
+        return lambda x, weight: cross(x @ weight.T, to_torch(torch, targets))
+
+    make = partial(_second_order, loss, (sizes, (columns, width)), torch_loss)
+    amount = products * rows * width * columns
+    yield Job("head and loss", f"{wide} x {columns}", _NARROW, amount, make, "TFLOP/s")
+
+
+def _math_attention(torch: Any) -> Callable[..., Any]:
+    def function(q: Any, k: Any, v: Any) -> Any:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return function
+
+
+def _second_order(
+    function: Callable[..., Tensor], shapes: Sequence[Shape],
+    theirs: Callable[[Any], Callable[..., Any]] | None, device: str, torch: Any,
+) -> Calls:  # fmt: skip
+    """Return value, tangent and the backward of both."""
+
+    def new(shape: Shape, seed: int) -> Any:
+        return random_array(shape, _NARROW, seed, device)
+
+    inputs, tangents = (
+        tuple(Tensor(new(shape, seed + i)) for i, shape in enumerate(shapes)) for seed in (0, 10)
+    )
+    y = function(*inputs)
+    dy, dtangent = (Tensor(random_array(y.shape, y.dtype, seed, device)) for seed in (20, 21))
+
+    def first_order(_: int) -> None:
+        _y, pullback = vjp(function, *inputs)
+        pullback(dy)
+
+    def ours(_: int) -> None:
+        _pair, pullback = vjp(lambda *x: jvp(function, x, tangents), *inputs)
+        pullback((dy, dtangent))
+
+    calls = Calls(ours, first_order=first_order)
+    if torch is None or theirs is None:
+        return calls
+    leaves, others = ([to_torch(torch, t.data) for t in each] for each in (inputs, tangents))
+    weight = to_torch(torch, dy.data)
+    for leaf in (*leaves, weight):
+        leaf.requires_grad_(True)
+
+    def eager(_: int) -> None:
+        gradients = torch.autograd.grad(theirs(torch)(*leaves), leaves, weight, create_graph=True)
+        torch.autograd.grad(gradients, (*leaves, weight), others, allow_unused=True)  # a bias
+
+    calls.peers["eager"] = eager
+    return calls
+
+
 def decode_jobs(device: str, scale: int) -> Jobs:
     """Yield attention of one token of each sequence against a cache of keys and values."""
     for batch, heads, kv_heads, steps, width in (
@@ -853,5 +951,5 @@ FAMILIES: dict[str, Family] = {
     "linear_cross_entropy": linear_cross_entropy_jobs, "optimizers": optimizer_jobs,
     "elementwise": partial(_scaled, elementwise_functions), "dropout": partial(_scaled, dropouts),
     "embedding": embedding_jobs, "matmul": matmul_jobs, "attention": attention_jobs,
-    "decode": decode_jobs,
+    "decode": decode_jobs, "second_order": second_order_jobs,
 }  # fmt: skip

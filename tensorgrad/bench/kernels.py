@@ -88,13 +88,18 @@ class KernelBench:
         except NotImplementedError as error:
             return {"message": str(error)}
         names = [name for name in calls.peers if self._compiled or name != COMPILED]
-        ours, *others = compare_on(self._device, calls.ours, *(calls.peers[n] for n in names))
+        first = [calls.first_order] if calls.first_order else []
+        timed = calls.ours, *(calls.peers[name] for name in names), *first
+        ours, *others = compare_on(self._device, *timed)
         rate = job.amount / SCALES[job.unit] * 1e3
         floor = 1e3 * job.amount / self._ceiling(job)
         row: Row = {
             "ms": ours, "unit": job.unit, "amount": job.amount, "rate": rate / ours,
             "floor_ms": floor, "of_floor": 100 * floor / ours,
         }  # fmt: skip
+        if first:
+            row["first_order_ms"] = others.pop()
+            row["times_first_order"] = ours / row["first_order_ms"]
         for name, ms in zip(names, others, strict=True):
             row |= {f"{name}_ms": ms, f"{name}_rate": rate / ms}
         if others:
@@ -161,6 +166,7 @@ def kernels_sweep(
     results = (
         *("ms", "unit", "rate", "floor_ms", "of_floor", "peer", "ratio", "amount"),
         *(f"{name}_{what}" for name in PEERS for what in ("ms", "rate")),
+        *("first_order_ms", "times_first_order"),
         *("peak_mb", "unfused_peak_mb", "eager_peak_mb", "compiled_peak_mb", "mj"),
     )
     hidden = ("load", "peers", "amount", "floor_ms", *(f"{name}_ms" for name in PEERS))

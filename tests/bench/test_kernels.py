@@ -62,7 +62,7 @@ def test_a_family_runs(family: str, device: str) -> None:
     smallest: dict[tuple[str, str], Job] = {}
     for job in sorted(jobs.values(), key=lambda job: job.amount, reverse=True):
         smallest[job.name, job.dtype if device == "cuda" else ""] = job
-    peers = device == "cuda" or family in ("norm", "dropout", "decode")
+    peers = device == "cuda" or family in ("norm", "dropout", "decode", "second_order")
     torch = pytest.importorskip("torch") if peers else None
     for job in smallest.values():
         try:
@@ -117,6 +117,18 @@ def test_a_row_has_rates_a_floor_and_the_fastest_peer(monkeypatch: pytest.Monkey
         "eager_ms": 3.0, "eager_rate": 2.0, "unfused_ms": 1.0, "unfused_rate": 6.0,
         "peer": "unfused", "ratio": 0.5,
     }  # fmt: skip
+
+
+def test_second_order_stands_beside_first_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(device: str, torch: Any) -> Calls:
+        return Calls(print, {"eager": print}, first_order=print)
+
+    job = Job("work", "8 x 8", "float32", 6e6, make)
+    monkeypatch.setattr(kernels, "compare_on", lambda device, *calls: [8.0, 16.0, 2.0])
+    monkeypatch.setattr(KernelBench, "_ceiling", lambda self, job: 6e9)
+    bench = KernelBench({("any", "work", "8 x 8", "float32"): job}, "cpu", peer=False)
+    row = bench(bench.cases()[0])
+    assert (row["first_order_ms"], row["times_first_order"], row["ratio"]) == (2.0, 4.0, 2.0)
 
 
 def test_a_kernel_that_a_device_lacks_is_a_row_that_says_so() -> None:
