@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensorgrad.autograd import trees
-from tensorgrad.core.backend import Array, namespace
-from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.arrays import cast
+from tensorgrad.core.backend import Array, empty
+from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
@@ -36,6 +37,7 @@ from tensorgrad.train.strategy import MakeOptimizer, Strategy
 from tensorgrad.train.strategy_settings import REDUCTIONS
 
 _Tree = TypeVar("_Tree")
+_SENT = 1 << 26  # bytes of an all-reduce of a tree, at least: NCCL's full bandwidth
 
 
 def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> None:
@@ -86,7 +88,7 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
 
 
 def all_reduce_tree(values: _Tree, comm: Comm) -> _Tree:
-    """Return a tree of tensors as its mean over the ranks, with one all-reduce for each dtype.
+    """Return a tree of tensors as its mean over the ranks, from one flat buffer for each dtype.
 
     So a Hessian-vector product, which each rank has computed on its part of the batch, becomes
     that of the whole batch, with equal bits on all ranks. 16-bit tensors are added in float32.
@@ -113,15 +115,29 @@ def all_reduce_tree(values: _Tree, comm: Comm) -> _Tree:
     means: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(compute_dtype(x.dtype) for x in tensors):
         own = [x for x in tensors if compute_dtype(x.dtype) == dtype]
-        flat = namespace(own[0].data).concatenate([x.data.reshape(-1).astype(dtype) for x in own])
-        comm.all_reduce(flat, "mean")
-        begin = 0
-        for x in own:
-            part = flat[begin : begin + x.size].reshape(x.shape)
-            means[id(x)] = Tensor(part.astype(x.dtype))
-            begin += x.size
+        means |= _all_reduce_flat(own, dtype, comm)
     result: _Tree = _replaced(values, means)
     return result
+
+
+def _all_reduce_flat(tensors: Sequence[Tensor], dtype: Dtype, comm: Comm) -> dict[int, Tensor]:
+    """Return the mean of each tensor by its id; what is sent overlaps with the copies."""
+    flat = empty((sum(x.size for x in tensors),), dtype, tensors[0].data)
+    parts, handles, begin, sent = [], [], 0, 0
+    for number, x in enumerate(tensors, 1):
+        parts.append(flat[begin : begin + x.size].reshape(x.shape))
+        parts[-1][...] = x.data
+        begin += x.size
+        if (begin - sent) * dtype.itemsize >= _SENT or number == len(tensors):
+            handles.append((number, comm.all_reduce(flat[sent:begin], "mean", wait=False)))
+            sent = begin
+    means, done = {}, 0
+    for number, handle in handles:
+        handle.wait()
+        for x, part in zip(tensors[done:number], parts[done:number], strict=True):
+            means[id(x)] = Tensor(cast(part, x.dtype))
+        done = number
+    return means
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
