@@ -74,11 +74,11 @@ class TranslationSettings(EpochSettings):
     source: str = option("de", "language to translate from, as files and columns call it")
     target: str = option("en", "language to translate into")
     lowercase: bool = option(True, "train on lower case, and ignore case in BLEU")
-    preset: str = option(
-        "",
+    preset: str | None = option(
+        None,
         "defaults of the options below",
         shown="phrases for --data phrases, else small",
-        choices=("", *PRESETS),
+        choices=tuple(PRESETS),
     )
     batch: int = option(8192, "tokens of a step, with padding", low=1, high=LARGEST_BATCH)
     beta2: float | None = option(
