@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Never, SupportsIndex, get_args
 
 import numpy as np
 
-from tensorgrad.autograd.tangents import Op, tangent_of
+from tensorgrad.autograd.tangents import Op, along, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import (
@@ -42,8 +42,7 @@ from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import logsumexp, mean
 from tensorgrad.ops.reduce import sum as reduce_sum
 from tensorgrad.ops.shape import astype, moveaxis, reshape
-from tensorgrad.ops.softmax import log_softmax, row_products
-from tensorgrad.ops.softmax import softmax as softmax_op
+from tensorgrad.ops.softmax import log_softmax
 
 __all__ = ["cross_entropy", "nll_loss"]
 Reduction = Literal["mean", "sum", "none"]
@@ -322,17 +321,15 @@ def _tangent(op: Op, t: Tensor) -> Tensor:
             f"{op.node.name}: the logits or the targets were assigned to after the loss was "
             "computed, expected a copy, for this derivative"
         )
-    logits = op.input(0, again.logits)
-    rows = (-1, logits.shape[-1])
-    targets, options, reduction = again[1:]
-    losses = tangents_of_losses(
-        reshape(logits, rows), reshape(t, rows), targets.reshape(-1), options
-    )
-    return reduced_tangents(losses, targets, options, reduction)
+    ids, options, reduction = again.targets.reshape(-1), again.options, again.reduction
+    classes = again.logits.shape[-1]
+    logits, t = (reshape(x, (-1, classes)) for x in (op.input(0, again.logits), t))
+    losses = tangents_of_losses(logits, t, ids, options, classes)
+    return reduced_rows(losses, ids, options, reduction).reshape(op.node.shape)
 
 
 def tangents_of_losses(
-    logits: Tensor, t: Tensor, ids: Array, options: LossOptions, classes: int | None = None
+    logits: Tensor, t: Tensor, ids: Array, options: LossOptions, classes: int
 ) -> Tensor:
     """Return the tangents of the losses of rows; see `rows_tangent_numpy`.
 
@@ -340,12 +337,12 @@ def tangents_of_losses(
         logits, t: (N, width), logits and their tangents.
         ids: (N,), the targets.
         options: of the loss.
-        classes: the first columns, which count; None: all.
+        classes: the first columns, which count.
 
     Returns:
         (N,), of the dtype that logits are computed in; 0 where the target is ignored.
     """
-    saved = (logits.data, t.data, ids, options, logits.shape[1] if classes is None else classes)
+    saved = (logits.data, t.data, ids, options, classes)
     losses = backend.empty(ids.shape, compute_dtype(logits.dtype), like=ids)
     _rows_tangent(losses, saved, None)
     return record("tangent of cross_entropy", losses, (logits, t), _rows_backward, saved)
@@ -377,38 +374,35 @@ def _rows_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_rows_backward)
-def _second_tangent(op: Op, u: Tensor | None, ut: Tensor | None) -> Tensor | None:
-    logits, t, ids, options, classes = op.saved
-    logits, t = op.input(0, logits), op.input(1, t)
-    found = None if ut is None else tangents_of_losses(logits, ut, ids, options, classes)
-    if u is None:
-        return found
-    curved = curvature_of_losses(logits, t, u, ids, options, classes)
-    return curved if found is None else found + curved
+def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
+    logits, t, *options = op.saved
+
+    def f(logits: Tensor, t: Tensor) -> Tensor | None:
+        return along(lambda x: losses_of_rows(x, *options), [logits], [t])[0]
+
+    return along(f, [op.input(0, logits), op.input(1, t)], changes)[0]
 
 
-def curvature_of_losses(
-    logits: Tensor, t: Tensor, u: Tensor, ids: Array, options: LossOptions, classes: int
-) -> Tensor:
-    """Return u^T H t of each row, (N,), in recorded ops; H is the second derivative of its loss.
+def losses_of_rows(logits: Tensor, ids: Array, options: LossOptions, classes: int) -> Tensor:
+    """Return the losses of rows, (N,), in recorded ops: the definition of other derivatives.
 
-    The arguments are those of `tangents_of_losses`, and another tangent.
+    The arguments are those of `tangents_of_losses`.
     """
-    dtype, z = compute_dtype(logits.dtype), options.z_loss
-    logits, t, u = (astype(x[:, :classes], dtype, copy=False) for x in (logits, t, u))
-    p, factor = softmax_op(logits), 1 + 2 * z * logsumexp(logits, -1, keepdims=True)
-    mean = row_products(p, t)
-    found = row_products(p * (factor * (t - mean) + 2 * z * mean), u)
+    x = astype(logits[:, :classes], compute_dtype(logits.dtype), copy=False)
     counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-    return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
+    chosen = backend.namespace(ids).where(counted, ids, 0)
+    total, smoothing = logsumexp(x, -1), options.label_smoothing
+    target = (1 - smoothing) * take_along_axis(x, chosen[:, None], -1)[:, 0]
+    losses = total + options.z_loss * total * total - target
+    if smoothing:
+        losses = losses - smoothing * mean(x, -1)
+    return where(Tensor(counted), losses, 0)
 
 
-def reduced_tangents(
-    losses: Tensor, targets: Array, options: LossOptions, reduction: str
-) -> Tensor:
-    """Return the tangent of the reduced loss from those of the losses of rows, (N,)."""
+def reduced_rows(losses: Tensor, ids: Array, options: LossOptions, reduction: str) -> Tensor:
+    """Return the reduced loss, or its tangent, from those of all rows, (N,)."""
     if reduction == "none":
-        return reshape(losses, targets.shape)
+        return losses
     total = reduce_sum(losses)
     if reduction == "sum":
         return total
@@ -416,8 +410,8 @@ def reduced_tangents(
         return total * math.nan
     if options.ignore_index is None:
         return total / losses.size
-    count = backend.namespace(targets).maximum((targets != options.ignore_index).sum(), 1)
-    return total / Tensor(backend.namespace(targets).asarray(count, total.dtype))
+    count = backend.namespace(ids).maximum((ids != options.ignore_index).sum(), 1)
+    return total / Tensor(backend.namespace(ids).asarray(count, total.dtype))
 
 
 def check_options(op: str, options: LossOptions, reduction: str) -> None:
