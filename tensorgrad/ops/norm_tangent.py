@@ -70,7 +70,7 @@ def _tangent(op: Op, *given: Tensor | None) -> Tensor | None:
     places = {0: x, 1: weight, 2: u, 3: tweight}
     primals = [None if array is None else op.input(i, array) for i, array in places.items()]
 
-    def f(*inputs: Tensor | None) -> Tensor:
+    def f(*inputs: Tensor | None) -> Tensor | None:
         return _defined(*inputs, eps=eps, centre=mean is not None)
 
     return _sum(along(f, primals, given[:4])[0], given[4])
