@@ -8,8 +8,7 @@ they are recorded for it. Tests: tests/autograd/test_functions.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, Literal, Protocol, TypeVar, overload
 
@@ -18,22 +17,20 @@ import numpy as np
 from tensorgrad.autograd import second, trees
 from tensorgrad.autograd.tangents import (
     FORWARD_ONLY,
-    Forward,
     Op,
-    dual,
     reversible,
+    run_along,
     tangent_of,
     tangents_of,
 )
 from tensorgrad.core.arrays import cast
 from tensorgrad.core.backend import Array, Shape, free_bytes, namespace, same_device
-from tensorgrad.core.backward import gradients
 from tensorgrad.core.checks import check_flag, check_function, check_shape
 from tensorgrad.core.dtypes import is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError, GradError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode, replaced
-from tensorgrad.core.nodes import Edge, edge_of
+from tensorgrad.core.nodes import edge_of
 from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
@@ -69,11 +66,9 @@ class _Inputs:
 
     def __init__(self, op: str, names: Sequence[str], values: Sequence[Any]) -> None:
         self._op = op
-        flat = [trees.flatten(value) for value in values]
-        self._trees = [tree for _, tree in flat]
-        pairs = zip(names, self._trees, strict=True)
+        leaves, self._tree = trees.flatten(values)
+        pairs = zip(names, self._tree.children.values(), strict=True)
         self._names = [leaf for name, tree in pairs for leaf in tree.names(name)]
-        leaves = [leaf for leaves, _ in flat for leaf in leaves]
         self.tensors = [
             _float(op, name, leaf) for name, leaf in zip(self._names, leaves, strict=True)
         ]
@@ -81,20 +76,27 @@ class _Inputs:
             what = ", ".join(names) or "the function"
             raise GradError(f"{op}: {what} holds no tensors, expected some to differentiate by")
 
-    def build(self, leaves: Sequence[Tensor], how: trees.How = "build") -> list[Any]:
+    def build(self, leaves: Sequence[Tensor], how: trees.How = "build") -> Any:
         """Return the arguments with other tensors; see `Tree.build`."""
-        remaining = iter(leaves)  # each tree takes its own
-        return [tree.build(remaining, how) for tree in self._trees]
+        return self._tree.build(leaves, how)
 
-    def tangents(self, name: str, values: Any) -> list[Tensor]:
+    def tangents(self, values: Any) -> list[Tensor]:
         """Return the leaves of tangents, checked."""
-        op, primals = self._op, iter(zip(self._names, self.tensors, strict=True))
-        found = []
-        for i, (tree, value) in enumerate(zip(self._trees, values, strict=True)):
-            names = tree.names(f"{name}[{i}]")
-            for own, leaf in zip(names, tree.leaves_of(op, f"{name}[{i}]", value), strict=True):
-                found.append(_beside(op, own, leaf, *next(primals)))
-        return found
+        return _leaves_beside(self._op, "tangents", values, self._tree, self._names, self.tensors)
+
+
+def _leaves_beside(
+    op: str,
+    name: str,
+    value: Any,
+    tree: trees.Tree,
+    primal_names: Sequence[str],
+    primals: Sequence[Tensor],
+) -> list[Tensor]:
+    """Return the leaves of tangents or cotangents of a tree, checked."""
+    leaves = tree.leaves_of(op, name, value)
+    pairs = zip(tree.names(name), leaves, primal_names, primals, strict=True)
+    return [_beside(op, *each) for each in pairs]
 
 
 def _float(op: str, name: str, value: Any) -> Tensor:
@@ -169,24 +171,6 @@ def _is_nested() -> bool:
     return mode.grad_enabled and (mode.inside_grad or mode.forward is not None)
 
 
-@contextmanager
-def _differentiating(edges: Sequence[Edge], nested: bool) -> Iterator[None]:
-    """Record what a function does in the `with` block, whose arguments have these edges."""
-    with replaced(
-        mode,
-        inside_grad=True,
-        grad_enabled=True,
-        arguments=mode.arguments | {*edges},
-        forward=reversible() if nested else None,
-    ):
-        yield
-
-
-def _edges(arguments: Sequence[Any]) -> list[Edge]:
-    """Return where gradients of rebuilt arguments go."""
-    return [edge_of(x) for argument in arguments for x in trees.flatten(argument)[0]]
-
-
 def _outside(x: Tensor) -> Tensor:
     """Return a result without a graph that leads nowhere."""
     return second.without_dead_graphs([x])[0] if _is_nested() else x.detach()
@@ -194,42 +178,6 @@ def _outside(x: Tensor) -> Tensor:
 
 def _zeros(x: Tensor) -> Tensor:
     return Tensor(namespace(x.data).zeros_like(x.data))
-
-
-def _ones(x: Tensor) -> Tensor:
-    return Tensor(namespace(x.data).ones_like(x.data))
-
-
-def _gradient(
-    op: str, f: Callable[..., Any], argnums: Any, has_aux: bool, args: Any, kwargs: Any
-) -> tuple[Tensor, list[Any], Any]:
-    """Return the value of f, its gradient for each of `argnums`, and its aux."""
-    indices = [_argument(op, i, len(args)) for i in argnums]
-    distinct = list(dict.fromkeys(indices))
-    inputs = _Inputs(op, [f"argument {i}" for i in distinct], [args[i] for i in distinct])
-    nested, given = _is_nested(), list(args)
-    arguments = inputs.build(
-        [second.as_argument(x) if nested else Tensor(x.data, True) for x in inputs.tensors]
-    )
-    for i, argument in zip(distinct, arguments, strict=True):
-        given[i] = argument
-    edges = _edges(arguments)
-    with _differentiating(edges, nested):
-        y, aux = _with_aux(op, f(*given, **kwargs), has_aux)
-    _check_scalar(op, y)
-    _outputs(op, y)
-    found: list[Tensor | None]
-    if nested:
-        found = second.gradients_of_results([(y, _ones(y))], edges)
-    else:
-        with replaced(mode, forward=None):
-            arrays = gradients(y, _ones(y).data, edges)
-        pairs = zip(arrays, inputs.tensors, strict=True)
-        found = [None if g is None else Tensor(cast(g, x.dtype)) for g, x in pairs]
-    pairs = zip(found, inputs.tensors, strict=True)
-    grads = [_zeros(x) if g is None else _outside(g) for g, x in pairs]
-    each = dict(zip(distinct, inputs.build(grads, "results"), strict=True))
-    return _outside(y), [each[i] for i in indices], trees.mapped(_outside, aux)
 
 
 def _argument(op: str, index: Any, count: int) -> int:
@@ -332,12 +280,12 @@ def value_and_grad(
         >>> tg.value_and_grad(loss)({"w": tg.tensor([1.0, 2.0]), "scale": 3.0})[1]
         {'w': tensor([ 6., 12.], dtype=float32), 'scale': tensor(5., dtype=float32)}
     """
-    single, wanted = _checked("value_and_grad", f, argnums, has_aux)
+    _check_call("value_and_grad", f, has_aux)
 
     @wraps(f)
     def with_grad(*args: Any, **kwargs: Any) -> Any:
-        y, grads, aux = _gradient("value_and_grad", f, wanted, has_aux, args, kwargs)
-        return ((y, aux) if has_aux else y), grads[0] if single else tuple(grads)
+        y, grads, aux = _gradient("value_and_grad", f, argnums, has_aux, args, kwargs)
+        return ((y, aux) if has_aux else y), grads
 
     return with_grad
 
@@ -417,25 +365,22 @@ def grad(
         >>> tg.grad(tg.grad(lambda x: x**3))(2.0)
         tensor(12., dtype=float32)
     """
-    single, wanted = _checked("grad", f, argnums, has_aux)
+    _check_call("grad", f, has_aux)
 
     @wraps(f)
     def only_grad(*args: Any, **kwargs: Any) -> Any:
-        _, grads, aux = _gradient("grad", f, wanted, has_aux, args, kwargs)
-        found = grads[0] if single else tuple(grads)
-        return (found, aux) if has_aux else found
+        _, grads, aux = _gradient("grad", f, argnums, has_aux, args, kwargs)
+        return (grads, aux) if has_aux else grads
 
     return only_grad
 
 
-def _checked(op: str, f: Any, argnums: Any, has_aux: Any) -> tuple[bool, Any]:
-    """Return whether `argnums` is one index, and all of them; raise unless f is a function."""
+def _check_call(op: str, f: Any, has_aux: Any = False) -> None:
+    """Raise ArgumentError unless f is a function."""
     check_function(
         op, f, f"{op}(f) returns a new function; for the gradients of a tensor call its backward()"
     )
     check_flag(op, "has_aux", has_aux)
-    single = isinstance(argnums, int | np.integer)
-    return single, (argnums,) if single else argnums
 
 
 @overload
@@ -498,16 +443,9 @@ def _forward(
 ) -> tuple[Any, Any, Any]:
     """Return f(*primals), its tangent, and its aux."""
     inputs, directions = _along(op, f, primals, tangents)
-    level, outer = object(), mode.forward if mode.grad_enabled else None
-    duals = [dual(x, level, t) for x, t in zip(inputs.tensors, directions, strict=True)]
-    forward = Forward(
-        (*(() if outer is None else outer.levels), level),
-        mode.grad_enabled and (outer is None or outer.is_recorded),
-        outer is not None and outer.keeps_inputs,
+    level, (result, aux) = run_along(
+        lambda *duals: _with_aux(op, f(*inputs.build(duals)), has_aux), inputs.tensors, directions
     )
-    arguments = inputs.build(duals)
-    with replaced(mode, forward=forward, grad_enabled=True):
-        result, aux = _with_aux(op, f(*arguments), has_aux)
     ys, tree = _outputs(op, result)
     pairs = [_parted(y, level) for y in ys]
     y, dy = (tree.build([pair[i] for pair in pairs], "results" if i else "build") for i in range(2))
@@ -522,7 +460,7 @@ def _along(
     primals, tangents = _several(op, "primals", primals), _several(op, "tangents", tangents)
     _check_count(op, tangents, primals)
     inputs = _Inputs(op, [f"primals[{i}]" for i in range(len(primals))], primals)
-    return inputs, inputs.tangents("tangents", tangents)
+    return inputs, inputs.tangents(tangents)
 
 
 def _check_count(op: str, tangents: Sequence[Any], primals: Sequence[Any]) -> None:
@@ -551,6 +489,9 @@ def _parted(y: Tensor, level: object) -> tuple[Tensor, Tensor]:
 class _RecordedRun:
     """A function that has run with its graph recorded, to go through in both directions.
 
+    Args:
+        once: the function returns a scalar, and its graph is gone through once, by `pull`.
+
     Attributes:
         y: what the function returned.
         aux: what it returned beside that.
@@ -563,41 +504,59 @@ class _RecordedRun:
         primals: Sequence[Any],
         has_aux: bool = False,
         names: Sequence[str] = (),
+        once: bool = False,
     ) -> None:
         names = names or [f"primals[{i}]" for i in range(len(primals))]
-        self.op, self.inputs = op, _Inputs(op, names, primals)
+        self.op, self.inputs, self._once = op, _Inputs(op, names, primals), once
         nested = _is_nested()
         self._constant = not nested  # then another derivative of a later call takes y for constant
-        arguments = self.inputs.build([second.as_argument(x) for x in self.inputs.tensors])
-        self._edges = _edges(arguments)
-        with _differentiating(self._edges, nested):
+        marked = nested or not once
+        arguments = self.inputs.build(
+            [second.as_argument(x) if marked else Tensor(x.data, True) for x in self.inputs.tensors]
+        )
+        self._edges = [edge_of(x) for x in trees.flatten(arguments)[0]]
+        with replaced(
+            mode,
+            inside_grad=True,
+            grad_enabled=True,
+            arguments=mode.arguments | {*self._edges},
+            forward=reversible() if nested else None,
+        ):
             result, aux = _with_aux(op, f(*arguments), has_aux)
+        if once:
+            _check_scalar(op, result)
         self.outputs, self.tree = _outputs(op, result)
         self.y: Any = self.tree.build([_outside(y) for y in self.outputs])
         self.aux: Any = trees.mapped(_outside, aux)
 
     def cotangents(self, name: str, dy: Any) -> list[Tensor]:
         """Return the leaves of a gradient of the outputs, checked."""
-        leaves = self.tree.leaves_of(self.op, name, dy)
-        names = zip(self.tree.names(name), self.tree.names("y"), strict=True)
-        triples = zip(names, leaves, self.outputs, strict=True)
-        return [_beside(self.op, own, leaf, of, y) for (own, of), leaf, y in triples]
+        return _leaves_beside(self.op, name, dy, self.tree, self.tree.names("y"), self.outputs)
 
     def pull(self, dys: Sequence[Tensor | None]) -> list[Tensor]:
         """Return J^T dy for each argument; a dy of None is zero."""
         pairs = zip(self.outputs, dys, strict=True)
         seeds = [(y, dy) for y, dy in pairs if dy is not None]
-        found: list[Tensor | None]
+        grads: list[Tensor | None]
         if _is_nested():
-            found = second.gradients_of_results(seeds, self._edges, self._constant)
+            grads = second.gradients_of_results(seeds, self._edges, self._constant)
         else:
             with replaced(mode, forward=None):
-                arrays = second.array_gradients([(y, dy.data) for y, dy in seeds], self._edges)
-            found = [None if g is None else Tensor(g) for g in arrays]
+                plain = [(y, dy.data) for y, dy in seeds]
+                arrays = second.array_gradients(plain, self._edges, not self._once)
+            grads = [
+                None if g is None else Tensor(cast(g, x.dtype))
+                for g, x in zip(arrays, self.inputs.tensors, strict=True)
+            ]
         return [
             _zeros(x) if g is None else _outside(g)
-            for g, x in zip(found, self.inputs.tensors, strict=True)
+            for g, x in zip(grads, self.inputs.tensors, strict=True)
         ]
+
+    def gradient(self) -> list[Tensor]:
+        """Return the gradient of a scalar for each argument."""
+        (y,) = self.outputs
+        return self.pull([Tensor(namespace(y.data).ones_like(y.data))])
 
     def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         """Return J t for each output; a t of None is zero."""
@@ -606,6 +565,39 @@ class _RecordedRun:
             found = second.tangents_along(self.outputs, self._edges, tangents, self._constant)
         pairs = zip(found, self.outputs, strict=True)
         return [_zeros(y) if t is None else _outside(t) for t, y in pairs]
+
+
+def _run_by(
+    op: str, f: Callable[..., Any], argnums: Any, args: Any, kwargs: Any, **options: Any
+) -> tuple[_RecordedRun, Callable[..., Any]]:
+    """Run f, to be differentiated by the arguments in `argnums`.
+
+    Returns:
+        The run, and a function that returns an argument, or a tuple of several, with other tensors.
+    """
+    single = isinstance(argnums, int | np.integer)
+    indices = [_argument(op, i, len(args)) for i in ((argnums,) if single else argnums)]
+    distinct = list(dict.fromkeys(indices))
+
+    def of_chosen(*chosen: Any) -> Any:
+        given = dict(zip(distinct, chosen, strict=True))
+        return f(*[given.get(i, arg) for i, arg in enumerate(args)], **kwargs)
+
+    def build(tensors: Sequence[Tensor], how: trees.How) -> Any:
+        built = dict(zip(distinct, run.inputs.build(tensors, how), strict=True))
+        return built[indices[0]] if single else tuple([built[i] for i in indices])
+
+    names = [f"argument {i}" for i in distinct]
+    run = _RecordedRun(op, of_chosen, [args[i] for i in distinct], names=names, **options)
+    return run, build
+
+
+def _gradient(
+    op: str, f: Callable[..., Any], argnums: Any, has_aux: bool, args: Any, kwargs: Any
+) -> tuple[Tensor, Any, Any]:
+    """Return the value of f, its gradient by the arguments in `argnums`, and its aux."""
+    run, build = _run_by(op, f, argnums, args, kwargs, has_aux=has_aux, once=True)
+    return run.y, build(run.gradient(), "results"), run.aux
 
 
 @overload
@@ -653,7 +645,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     def pullback(dy: Any) -> Any:
         grads = run.pull(run.cotangents("dy", dy))
-        return tuple(run.inputs.build(grads, "results"))
+        return run.inputs.build(grads, "results")
 
     return (run.y, pullback, run.aux) if has_aux else (run.y, pullback)
 
@@ -700,7 +692,7 @@ def linearize(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> An
 
     def f_jvp(*tangents: Any) -> Any:
         _check_count("linearize", tangents, primals)
-        ts = run.push(run.inputs.tangents("tangents", tangents))
+        ts = run.push(run.inputs.tangents(tangents))
         return run.tree.build(ts, "results")
 
     return (run.y, f_jvp, run.aux) if has_aux else (run.y, f_jvp)
@@ -744,14 +736,14 @@ def _hessian_product(op: str, f: Callable[..., Any], primals: Any, tangents: Any
     """Return H t: the gradient of the tangent of f."""
     _along(op, f, primals, tangents)
 
-    def slope(*arguments: Any) -> Tensor:
+    def along_tangents(*arguments: Any) -> Tensor:
         y, dy, _ = _forward(op, f, arguments, tangents)
         _check_scalar(op, y)
-        found: Tensor = dy
-        return found
+        slope: Tensor = dy
+        return slope
 
-    _, grads, _ = _gradient(op, slope, range(len(primals)), False, tuple(primals), {})
-    return trees.rebuilt(primals, grads)
+    run = _RecordedRun(op, along_tangents, primals, once=True)
+    return run.inputs.build(run.gradient(), "results")
 
 
 def ggnvp(
@@ -792,7 +784,7 @@ def ggnvp(
     dy = run.tree.build(run.push(directions), "results")
     (product,) = _hessian_product("ggnvp", loss, (run.y,), (dy,))
     grads = run.pull(run.cotangents("the product with the Hessian of loss", product))
-    return trees.rebuilt(primals, run.inputs.build(grads, "results"))  # type: ignore[no-any-return]
+    return run.inputs.build(grads, "results")  # type: ignore[no-any-return]
 
 
 @overload
@@ -840,29 +832,15 @@ def jacobian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) ->
 
 
 def _jacobian(op: str, f: Callable[..., Any], argnums: Any) -> _Derivative[Any]:
-    single, wanted = _checked(op, f, argnums, False)
+    _check_call(op, f)
 
     @wraps(f)
     def with_jacobian(*args: Any, **kwargs: Any) -> Any:
-        indices = [_argument(op, i, len(args)) for i in wanted]
-        distinct = list(dict.fromkeys(indices))
+        def without_modules(*args: Any, **kwargs: Any) -> Any:
+            return trees.without_modules(f(*args, **kwargs))
 
-        def of_chosen(*chosen: Any) -> Any:
-            given = dict(zip(distinct, chosen, strict=True))
-            return trees.without_modules(
-                f(*[given.get(i, arg) for i, arg in enumerate(args)], **kwargs)
-            )
-
-        names = [f"argument {i}" for i in distinct]
-        run = _RecordedRun(op, of_chosen, [args[i] for i in distinct], names=names)
-        blocks = _blocks(op, run)
-
-        def of_output(row: list[Tensor]) -> Any:
-            built = dict(zip(distinct, run.inputs.build(row, "plain"), strict=True))
-            each = [built[i] for i in indices]
-            return each[0] if single else tuple(each)
-
-        return run.tree.build([of_output(row) for row in blocks])
+        run, build = _run_by(op, without_modules, argnums, args, kwargs)
+        return run.tree.build([build(row, "plain") for row in _blocks(op, run)])
 
     return with_jacobian
 
@@ -986,11 +964,11 @@ def hessian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) -> 
         tensor([[ 8.,  2.],
                 [ 2., 14.]], dtype=float32)
     """
-    _, wanted = _checked("hessian", f, argnums, False)
     twice = _jacobian("hessian", _jacobian("hessian", f, argnums), argnums)
 
     @wraps(f)
     def with_hessian(*args: Any, **kwargs: Any) -> Any:
+        wanted = (argnums,) if isinstance(argnums, int | np.integer) else argnums
         indices = sorted({_argument("hessian", i, len(args)) for i in wanted})
         names = [f"argument {i}" for i in indices]
         inputs = _Inputs("hessian", names, [args[i] for i in indices]).tensors

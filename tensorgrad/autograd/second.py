@@ -361,13 +361,15 @@ def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
 
 
 def array_gradients(
-    seeds: Sequence[tuple[Tensor, Array]], edges: Sequence[Edge]
+    seeds: Sequence[tuple[Tensor, Any]], edges: Sequence[Edge], retain_graph: bool = True
 ) -> list[Array | None]:
-    """Return what `gradients` does, as arrays; the graph stays."""
-    flowing = [(y, dy) for y, dy in seeds if y.requires_grad]
-    start = Node("sum", [edge_of(y) for y, _ in flowing], _hand_out, (), np.empty(()))
+    """Return what `gradients` does, as arrays."""
+    flowing = [(edge_of(y), dy) for y, dy in seeds if y.requires_grad]
+    if len(flowing) == 1:
+        return backward.gradients_from(*flowing[0], edges, retain_graph)
+    start = Node("sum", [edge for edge, _ in flowing], _hand_out, (), np.empty(()))
     start.saved = [dy for _, dy in flowing]
-    return backward.gradients_from(start, np.zeros(()), edges)
+    return backward.gradients_from(start, np.zeros(()), edges, retain_graph)
 
 
 def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:

@@ -36,6 +36,7 @@ Tangents: TypeAlias = "Sequence[Tensor | None]"  # None: the input is constant
 # rule(op, tangents) -> the tangent of the output, or one for each of several; None: it is constant
 Rule: TypeAlias = "Callable[..., Any]"
 _AnyRule = TypeVar("_AnyRule", bound=Rule)
+_Result = TypeVar("_Result")
 # walk(node, dys, needs) -> the gradients of the inputs, as tensors with a history
 Walk: TypeAlias = "Callable[[Node, Tangents, Sequence[Any]], Sequence[Tensor | None]]"
 
@@ -322,19 +323,31 @@ def along(
     Returns:
         The tangent of each result, None where it is constant.
     """
-    level, outer = object(), mode.forward or Forward((), mode.grad_enabled)
-    duals = [
-        x if x is None or t is None else dual(x, level, t)
-        for x, t in zip(primals, given, strict=True)
-    ]
-    forward = Forward((*outer.levels, level), outer.is_recorded, outer.keeps_inputs)
-    with replaced(mode, forward=forward, grad_enabled=True):
-        found = f(*duals)
-    each = found if isinstance(found, tuple | list) else (found,)
+    level, results = run_along(f, primals, given)
+    each = results if isinstance(results, tuple | list) else (results,)
     return [tangents_of(y).get(level) for y in each]
 
 
-def dual(x: Tensor, level: object, t: Tensor) -> Tensor:
+def run_along(
+    f: Callable[..., _Result], primals: Sequence[Tensor | None], given: Tangents
+) -> tuple[object, _Result]:
+    """Return a new level of forward mode and the result of a function, with tangents there.
+
+    The arguments are those of `along`.
+    """
+    level, outer = object(), mode.forward if mode.grad_enabled else None
+    duals = [
+        x if x is None or t is None else _dual(x, level, t)
+        for x, t in zip(primals, given, strict=True)
+    ]
+    if outer is None:
+        outer = Forward((), mode.grad_enabled)
+    forward = Forward((*outer.levels, level), outer.is_recorded, outer.keeps_inputs)
+    with replaced(mode, forward=forward, grad_enabled=True):
+        return level, f(*duals)
+
+
+def _dual(x: Tensor, level: object, t: Tensor) -> Tensor:
     """Return x with a tangent of a level; gradients flow to x."""
     flows = x.requires_grad and mode.grad_enabled
     y = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)

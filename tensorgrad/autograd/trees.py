@@ -6,7 +6,7 @@ name; a parameter that has several names is one leaf. Tests: tests/autograd/test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -138,13 +138,6 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
         return Tree(value, kind, children)
 
     return leaves, structure(value)
-
-
-def rebuilt(container: Any, children: Sequence[Any]) -> Any:
-    """Return a list or a tuple, as the container is, of other children."""
-    kind = kind_of(container)
-    assert kind is not None
-    return kind.build(container, dict(enumerate(children)))
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
