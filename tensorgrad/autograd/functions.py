@@ -191,39 +191,31 @@ def _argument(op: str, index: Any, count: int) -> int:
 
 @overload
 def value_and_grad(
-    f: _Derivative[Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    f: _Derivative[Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload  # which tells a type checker the parameter of a lambda
 def value_and_grad(
-    f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[_A, ...], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[_A, ...], Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, _A]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[Any, Tensor, ...], Tensor],
-    argnums: Literal[1],
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[Any, Tensor, ...], Tensor], argnums: Literal[1]
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[Tensor, Tensor, ...], Tensor],
-    argnums: tuple[_Index, ...],
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[Tensor, Tensor, ...], Tensor], argnums: tuple[_Index, ...]
 ) -> _Derivative[tuple[Tensor, tuple[Tensor, ...]]]: ...
 @overload
 def value_and_grad(
@@ -291,40 +283,24 @@ def value_and_grad(
 
 
 @overload
-def grad(
-    f: _Derivative[Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
-) -> _Derivative[Tensor]: ...
+def grad(f: _Derivative[Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
 @overload  # which tells a type checker the parameter of a lambda
+def grad(f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
+@overload
+def grad(f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
+@overload
 def grad(
-    f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor], argnums: Literal[0] = 0
+) -> _Derivative[Tensor]: ...
+@overload
+def grad(f: Callable[Concatenate[_A, ...], Tensor], argnums: Literal[0] = 0) -> _Derivative[_A]: ...
+@overload
+def grad(
+    f: Callable[Concatenate[Any, Tensor, ...], Tensor], argnums: Literal[1]
 ) -> _Derivative[Tensor]: ...
 @overload
 def grad(
-    f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
-) -> _Derivative[Tensor]: ...
-@overload
-def grad(
-    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-) -> _Derivative[Tensor]: ...
-@overload
-def grad(
-    f: Callable[Concatenate[_A, ...], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-) -> _Derivative[_A]: ...
-@overload
-def grad(
-    f: Callable[Concatenate[Any, Tensor, ...], Tensor],
-    argnums: Literal[1],
-    has_aux: Literal[False] = False,
-) -> _Derivative[Tensor]: ...
-@overload
-def grad(
-    f: Callable[Concatenate[Tensor, Tensor, ...], Tensor],
-    argnums: tuple[_Index, ...],
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[Tensor, Tensor, ...], Tensor], argnums: tuple[_Index, ...]
 ) -> _Derivative[tuple[Tensor, ...]]: ...
 @overload
 def grad(
