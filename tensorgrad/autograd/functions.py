@@ -173,7 +173,7 @@ def _is_nested() -> bool:
 
 def _outside(x: Tensor) -> Tensor:
     """Return a result without a graph that leads nowhere."""
-    return second.without_dead_graphs([x])[0] if _is_nested() else x.detach()
+    return second.without_dead_graph(x) if _is_nested() else x.detach()
 
 
 def _zeros(x: Tensor) -> Tensor:
@@ -458,8 +458,8 @@ def _parted(y: Tensor, level: object) -> tuple[Tensor, Tensor]:
         if known:
             value.tangents = known
         y = value
-    y, t = second.without_dead_graphs([y, _zeros(y) if t is None else t])
-    return y, t
+    t = _zeros(y) if t is None else t
+    return second.without_dead_graph(y), second.without_dead_graph(t)
 
 
 class _RecordedRun:

@@ -27,7 +27,6 @@ from tensorgrad.autograd.tangents import (
     Tangents,
     tangent_of,
     tangents_of,
-    walked_by,
 )
 from tensorgrad.core import nodes
 from tensorgrad.core.backend import Shape
@@ -147,7 +146,7 @@ def _walk(node: Node, dys: Tangents, needs: Needs) -> Sequence[Tensor | None]:
     return second.gradients(seeds, call.edges)
 
 
-walked_by(_walk, _backward)
+second.WALKS[_backward] = _walk
 
 
 @tangent_of(_backward)

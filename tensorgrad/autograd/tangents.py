@@ -37,11 +37,8 @@ Tangents: TypeAlias = "Sequence[Tensor | None]"  # None: the input is constant
 Rule: TypeAlias = "Callable[..., Any]"
 _AnyRule = TypeVar("_AnyRule", bound=Rule)
 _Result = TypeVar("_Result")
-# walk(node, dys, needs) -> the gradients of the inputs, as tensors with a history
-Walk: TypeAlias = "Callable[[Node, Tangents, Sequence[Any]], Sequence[Tensor | None]]"
 
 _RULES: dict[Any, Rule] = {}
-_WALKS: dict[Any, Walk] = {}
 # The node of tensors that only forward mode differentiates: no gradient flows back from it.
 FORWARD_ONLY = Node("jvp", (), lambda dy, saved, needs: (), (), np.empty(()))
 
@@ -78,22 +75,6 @@ def tangent_of(*backward: Callable[..., Any]) -> Callable[[_AnyRule], _AnyRule]:
         return rule
 
     return register
-
-
-def walked_by(walk: Walk, *backward: Callable[..., Any]) -> None:
-    """Give ops with these backward functions a gradient in recorded ops, in place of a tangent.
-
-    Args:
-        walk: takes the node, a gradient or None for each output, and for each input whether its
-            gradient is wanted. Returns the gradients of the inputs, as tensors with a history.
-        backward: what the nodes have.
-    """
-    _WALKS.update(dict.fromkeys(backward, walk))
-
-
-def walk_of(node: Node) -> Walk | None:
-    """Return what `walked_by` gave the op of a node."""
-    return _WALKS.get(node.backward)
 
 
 class Op:
