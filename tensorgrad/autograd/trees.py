@@ -13,27 +13,25 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 
+# What the leaves of a tree that is built are: in the place of the leaves; tensors that belong to
+# them, such as gradients; or results of any shape.
+How: TypeAlias = Literal["build", "results", "plain"]
+
 
 class Container(NamedTuple):
     """A kind of container.
 
     Args:
         children: returns what a container holds, by key.
-        build: `build(container, children)` returns another container with other children.
+        build: `build(container, children, how)` returns another container with other children.
         found: `found(other, container)` returns the children of a tree that stands for the
             container, such as its tangents; None where it is none.
-        results: as `build`, for tensors that belong to the children, such as gradients.
-        plain: as `build`, for results of any shape.
     """
 
     children: Callable[[Any], Mapping[Any, Any]]
-    build: Callable[[Any, Mapping[Any, Any]], Any]
+    build: Callable[[Any, Mapping[Any, Any], How], Any]
     found: Callable[[Any, Any], Mapping[Any, Any] | None]
-    results: Callable[[Any, Mapping[Any, Any]], Any]
-    plain: Callable[[Any, Mapping[Any, Any]], Any]
 
-
-How: TypeAlias = Literal["build", "results", "plain"]
 
 _KINDS: dict[type, Container] = {}
 
@@ -71,7 +69,7 @@ class Tree:
 
         Args:
             leaves: in the order of `flatten`.
-            how: what the leaves are; see `Container`.
+            how: what the leaves are; see `How`.
         """
         remaining = iter(leaves)
 
@@ -79,7 +77,7 @@ class Tree:
             if tree.kind is None:
                 return next(remaining)
             children = {key: build(child) for key, child in tree.children.items()}
-            return getattr(tree.kind, how)(tree.container, children)
+            return tree.kind.build(tree.container, children, how)
 
         return build(self)
 
@@ -152,7 +150,7 @@ def without_modules(value: Any) -> Any:
     return tree.build(leaves, "plain")
 
 
-def _dictionary(container: Any, children: Mapping[Any, Any]) -> Any:
+def _dictionary(container: Any, children: Mapping[Any, Any], how: How) -> Any:
     if type(container) is dict:
         return dict(children)
     other = copy(container)  # such as an OrderedDict, or a defaultdict with its function
@@ -160,7 +158,7 @@ def _dictionary(container: Any, children: Mapping[Any, Any]) -> Any:
     return other
 
 
-def _tuple(container: Any, children: Mapping[Any, Any]) -> Any:
+def _sequence(container: Any, children: Mapping[Any, Any], how: How) -> Any:
     make = getattr(container, "_make", type(container))  # that of a named tuple
     return make(children.values())
 
@@ -173,17 +171,9 @@ def _same_length(other: Any, container: Any) -> Mapping[Any, Any] | None:
     return _numbered(other) if isinstance(other, list | tuple) else None
 
 
-def _register(
-    kind: type,
-    children: Callable[[Any], Mapping[Any, Any]],
-    build: Callable[[Any, Mapping[Any, Any]], Any],
-    found: Callable[[Any, Any], Mapping[Any, Any] | None],
-) -> None:
-    register(kind, Container(children, build, found, build, build))
-
-
-_register(dict, dict, _dictionary, lambda other, _: other if isinstance(other, dict) else None)
-_register(list, _numbered, lambda container, children: type(container)(children.values()),
-          _same_length)  # fmt: skip
-_register(tuple, _numbered, _tuple, _same_length)
-_register(type(None), lambda _: {}, lambda *_: None, lambda other, _: {} if other is None else None)
+register(dict, Container(dict, _dictionary, lambda x, _: x if isinstance(x, dict) else None))
+register(list, Container(_numbered, _sequence, _same_length))
+register(tuple, Container(_numbered, _sequence, _same_length))
+register(
+    type(None), Container(lambda _: {}, lambda *_: None, lambda x, _: {} if x is None else None)
+)
