@@ -11,8 +11,8 @@ Its backward, for G the gradient of tO: u = G V^T, w = G tV^T, ub = rowsum(G O),
     dQ = s (D K + E tK)      dK = s (D^T Q + E^T tQ)      dV = (P (tS - r))^T G
 
 Neither keeps a (Tq, Tk) matrix: P follows from the logsumexp of forward. Dropout scales P in front
-of V and tV, and so u and w. `attention_numpy.py` is the reference. Where there are no kernels, and
-for its own tangent, the tangent follows from the definition of attention in recorded ops. Tests:
+of V and tV, and so u and w. Where there are no kernels, as on the CPU, and for its own tangent, the
+tangent follows from the definition of attention in recorded ops, which is the reference too. Tests:
 tests/ops/test_attention_derivatives.py.
 """
 
@@ -27,7 +27,7 @@ import numpy as np
 from tensorgrad.autograd.tangents import Op, Tangents, along, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
@@ -42,7 +42,6 @@ from tensorgrad.kernels.attention.options import (
     TangentPass,
     empty_result,
 )
-from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.philox import fill_keep
 from tensorgrad.ops.shape import astype, reshape
@@ -94,21 +93,14 @@ def attention_tangent_packed(
 def _runs_unfused(done: ForwardPass) -> bool:
     """Whether there is no kernel, and the definition runs."""
     if type(done.q) is np.ndarray or not (done.y.size and done.k.size):
-        return False
+        return True
     return not cuda.supports(done[:3], done.options)
 
 
-def _value(done: ForwardPass, tangents: Sequence[Array | None]) -> tuple[Array, Array | None]:
-    """Return the tangent, and on a GPU the means of the tangents of scores."""
-    if not (done.y.size and done.k.size):
-        ty = empty_result(done.q, done.q.dtype)
-        ty[...] = 0
-        return ty, None
-    if type(done.q) is np.ndarray:
-        return attention_numpy.tangent(done, tangents), None
-    return cuda.forward(
-        done[:3], done.y, done.logsumexp, _without_none(tangents, done), done.options
-    )
+def _value(done: ForwardPass, tangents: Sequence[Array | None]) -> tuple[Array, Array]:
+    """Return the tangent, and the means of the tangents of scores."""
+    moved = _without_none(tangents, done)
+    return cuda.forward(done[:3], done.y, done.logsumexp, moved, done.options)
 
 
 def _without_none(tangents: Sequence[Array | None], done: ForwardPass) -> Arrays:
@@ -122,48 +114,34 @@ def _write_gradients(
     dy: Array,
     done: ForwardPass,
     tangents: Sequence[Array | None],
-    ty: Array,
-    means: Array | None,
+    results: Saved,
     gradients: Sequence[Array | None],
 ) -> None:
     """Write the gradients of q, k, v and their tangents; None: it is not wanted."""
-    if not (done.y.size and done.k.size):
-        for gradient in gradients:
-            if gradient is not None:
-                gradient[...] = 0
-    elif means is None:
-        attention_numpy.tangent_backward(dy, done, tangents, ty, gradients)
-    else:
-        of_tangent = TangentPass(*done[:5], *_without_none(tangents, done), ty, means, done.options)
-        cuda.backward(dy, of_tangent, gradients)
+    arrays = (*done[:5], *_without_none(tangents, done), *results)
+    cuda.backward(dy, TangentPass(*arrays, done.options), gradients)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    done, tangents, (ty, means) = ForwardPass(*saved[:6]), saved[7:10], saved[10:]
+    done, tangents, results = ForwardPass(*saved[:6]), saved[7:10], saved[10:]
     like = [*done[:3], *done[:3]]
     gradients = [
-        empty_result(a, gradient_dtype(a)) if need else None
-        for a, need in zip(like, needs, strict=True)
+        empty_result(a, a.dtype) if need else None for a, need in zip(like, needs, strict=True)
     ]
-    _write_gradients(dy, done, tangents, ty, means, gradients)
+    _write_gradients(dy, done, tangents, results, gradients)
     return gradients
 
 
 def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    done, (_, t, ty, means, unpack) = ForwardPass(*saved[:6]), saved[6:]
+    done, (_, t, *results, unpack) = ForwardPass(*saved[:6]), saved[6:]
     batch, heads, length, width = done.q.shape
-    dtype = gradient_dtype(done.q)
+    dtype = done.q.dtype
     gradients = [backend.empty(t.shape, dtype, like=t) if need else None for need in needs]
     parts = [(None,) * 3 if gradient is None else unpack(gradient) for gradient in gradients]
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
     each = [part for three in parts for part in three]
-    _write_gradients(dy, done, unpack(t), ty, means, each)
+    _write_gradients(dy, done, unpack(t), results, each)
     return gradients
-
-
-def gradient_dtype(q: Array) -> Dtype:
-    """Return the dtype that backward writes; the walk casts where it is not that of the inputs."""
-    return compute_dtype(q.dtype) if type(q) is np.ndarray else q.dtype
 
 
 @tangent_of(_backward)
