@@ -10,13 +10,14 @@ Tests: tests/ops/test_cross_entropy.py.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, Never, SupportsIndex, get_args
+from typing import Any, Literal, NamedTuple, Never, SupportsIndex, cast, get_args
 
 import numpy as np
 
 from tensorgrad.autograd.tangents import Op, along, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
+from tensorgrad.core.backward import gradients
 from tensorgrad.core.checks import (
     axis_index,
     check_between,
@@ -28,7 +29,7 @@ from tensorgrad.core.checks import (
 from tensorgrad.core.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Early, Gradients, Needs, Saved
-from tensorgrad.core.modes import mode
+from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.nodes import assigned_since
 from tensorgrad.core.operands import integer_array, tensor_of
 from tensorgrad.core.record import record
@@ -331,7 +332,7 @@ def _tangent(op: Op, t: Tensor) -> Tensor:
 def tangents_of_losses(
     logits: Tensor, t: Tensor, ids: Array, options: LossOptions, classes: int
 ) -> Tensor:
-    """Return the tangents of the losses of rows; see `rows_tangent_numpy`.
+    """Return the tangents of the losses of rows; see `losses_of_rows`.
 
     Args:
         logits, t: (N, width), logits and their tangents.
@@ -342,6 +343,8 @@ def tangents_of_losses(
     Returns:
         (N,), of the dtype that logits are computed in; 0 where the target is ignored.
     """
+    if type(ids) is np.ndarray:
+        return _defined_tangents(logits, t, ids, options, classes)
     saved = (logits.data, t.data, ids, options, classes)
     losses = backend.empty(ids.shape, compute_dtype(logits.dtype), like=ids)
     _rows_tangent(losses, saved, None)
@@ -351,11 +354,6 @@ def tangents_of_losses(
 def _rows_tangent(losses: Array, saved: Saved, dy: Array | None) -> Gradients:
     """Write the tangents of the losses; return the gradients by logits and t, for dy not None."""
     logits, t, ids, options, classes = saved
-    if type(ids) is np.ndarray:
-        x, moved = (array.astype(losses.dtype, order="C") for array in (logits, t))
-        counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-        rows_tangent_numpy(losses, x, moved, ids, counted, options, dy, classes)
-        return x, moved
     t = t.astype(logits.dtype, copy=False)
     alone = backend.contiguous if dy is None else _copied
     x, moved = alone(logits), alone(t)
@@ -376,27 +374,36 @@ def _rows_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 @tangent_of(_rows_backward)
 def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
     logits, t, *options = op.saved
+    inputs = op.input(0, logits), op.input(1, t)
+    return along(lambda x, t: _defined_tangents(x, t, *options), inputs, changes)[0]
 
-    def f(logits: Tensor, t: Tensor) -> Tensor | None:
-        return along(lambda x: losses_of_rows(x, *options), [logits], [t])[0]
 
-    return along(f, [op.input(0, logits), op.input(1, t)], changes)[0]
+def _defined_tangents(logits: Tensor, t: Tensor, *options: Any) -> Tensor:
+    """Return `tangents_of_losses` in recorded ops."""
+    return cast(Tensor, along(lambda x: losses_of_rows(x, *options), [logits], [t])[0])
 
 
 def losses_of_rows(logits: Tensor, ids: Array, options: LossOptions, classes: int) -> Tensor:
-    """Return the losses of rows, (N,), in recorded ops: the definition of other derivatives.
+    """Return the losses of rows in recorded ops: the definition that tangents follow from.
 
-    The arguments are those of `tangents_of_losses`.
+    Args:
+        logits: (N, width).
+        ids: (N,), the targets.
+        options: of the loss.
+        classes: the first columns, which count.
+
+    Returns:
+        (N,), of the dtype that logits are computed in; 0 where the target is ignored.
     """
+    counted = Tensor(ids == ids if options.ignore_index is None else ids != options.ignore_index)
     x = astype(logits[:, :classes], compute_dtype(logits.dtype), copy=False)
-    counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-    chosen = backend.namespace(ids).where(counted, ids, 0)
+    x = where(counted[:, None], x, 0)  # rows that are ignored may hold anything
     total, smoothing = logsumexp(x, -1), options.label_smoothing
-    target = (1 - smoothing) * take_along_axis(x, chosen[:, None], -1)[:, 0]
-    losses = total + options.z_loss * total * total - target
+    target = take_along_axis(x, where(counted, Tensor(ids), 0)[:, None], -1)[:, 0]
+    losses = total + options.z_loss * total * total - (1 - smoothing) * target
     if smoothing:
         losses = losses - smoothing * mean(x, -1)
-    return where(Tensor(counted), losses, 0)
+    return where(counted, losses, 0)
 
 
 def reduced_rows(losses: Tensor, ids: Array, options: LossOptions, reduction: str) -> Tensor:
@@ -509,64 +516,29 @@ def rows_tangent_numpy(
     losses: Array,
     logits: Array,
     tangents: Array,
-    targets: Array,
-    counted: Array,
+    ids: Array,
     options: LossOptions,
     scale: Array | None,
     classes: int,
 ) -> None:
     """Write the tangent of the loss of each row and, unless `scale` is None, its gradients.
 
-    With p the softmax, f = 1 + 2 z_loss logsumexp, q the target distribution and m = sum(p t):
-    tangent = m f - sum(q t), its gradient by t is p f - q, and by the logits
-    p (f (t - m) + 2 z_loss m).
-
     Args:
         losses: (N,), of the dtype of the logits.
-        logits, tangents: (N, width), logits and their tangents t; they become the gradients by
+        logits, tangents: (N, width), logits and their tangents; they become the gradients by
             them, times `scale`.
-        targets, counted: (N,).
+        ids: (N,), the targets.
         options: of the loss.
         scale: () or (N,).
         classes: the first columns, which count.
     """
-    target_part, each = 1 - options.label_smoothing, options.label_smoothing / classes
-    ids = np.where(counted, targets, 0).astype(np.intp, copy=False)
-    factors = None if scale is None else np.broadcast_to(scale, losses.shape)
-
-    def run(piece: slice) -> None:
-        x, t = logits[piece, :classes], tangents[piece, :classes]
-        place = np.arange(len(x)), ids[piece]
-        largest = x.max(-1, keepdims=True)
-        x -= largest
-        at_target = t[place]
-        np.exp(x, out=x)
-        total = x.sum(-1, keepdims=True)
-        x /= total
-        mean = np.vecdot(x, t)[:, None]
-        rise = 1 + 2 * options.z_loss * (np.log(total) + largest)
-        losses[piece] = (mean * rise)[:, 0] - target_part * at_target
-        if each:
-            losses[piece] -= each * t.sum(-1)
-        if factors is None:
-            return
-        own = factors[piece, None]
-        t -= mean
-        t *= rise * own
-        t += 2 * options.z_loss * mean * own
-        t *= x
-        x *= rise * own
-        x -= each * own
-        x[place] -= target_part * own[:, 0]
-        # The gradients are in each other's place.
-        by_tangents = x.copy()
-        x[...], t[...] = t, by_tangents
-        for gradient in (logits[piece], tangents[piece]):
-            gradient[~counted[piece]] = 0
-            gradient[:, classes:] = 0
-
-    backend.parallel_blocks(run, len(logits), max(1, backend.BLOCK // logits.shape[1]))
-    losses[~counted] = 0
+    x, t = Tensor(logits, scale is not None), Tensor(tangents, scale is not None)
+    with replaced(mode, grad_enabled=True, forward=None):
+        moved = _defined_tangents(x, t, ids, options, classes)
+    losses[...] = moved.data
+    if scale is not None:
+        dy = np.broadcast_to(scale, losses.shape)
+        logits[...], tangents[...] = gradients(moved, dy, [x, t])
 
 
 def rescaled(array: Array, scale: Array) -> Array:

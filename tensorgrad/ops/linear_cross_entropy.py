@@ -307,8 +307,7 @@ class _ChunkedLoss(NamedTuple):
             )
             return
         factor = _factor(scale, losses.dtype) if differentiate else None
-        counted = self.counted[piece]
-        rows_tangent_numpy(losses[piece], logits, t, ids, counted, options, factor, classes)
+        rows_tangent_numpy(losses[piece], logits, t, ids, options, factor, classes)
 
     def _add_gradients(
         self,
