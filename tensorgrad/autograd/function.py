@@ -273,13 +273,18 @@ def _checked_tangent(ctx: Context, index: int, t: Any) -> Tensor | None:
         return None
     op = f"{ctx._op.__name__}.jvp"
     name = "the tangent" if len(ctx._results) == 1 else f"the tangent of result {index}"
-    if not isinstance(t, Tensor):
-        raise DtypeError(f"{op}: {name} is a {type(t).__name__}, expected a tensor or None")
-    if not is_float(t.dtype):
-        raise DtypeError(f"{op}: {name} has dtype {t.dtype}, expected a float")
-    if t.shape != shape:
-        raise ShapeError(f"{op}: {name} has shape {t.shape}, expected {shape}")
-    return t
+    return _checked(op, name, t, shape)
+
+
+def _checked(op: str, name: str, x: Any, shape: Shape) -> Tensor:
+    """Return a gradient or a tangent, checked."""
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"{op}: {name} is a {type(x).__name__}, expected a tensor or None")
+    if not is_float(x.dtype):
+        raise DtypeError(f"{op}: {name} has dtype {x.dtype}, expected a float")
+    if x.shape != shape:
+        raise ShapeError(f"{op}: {name} has shape {x.shape}, expected {shape}")
+    return x
 
 
 def _read_only(dy: Array) -> Array:
@@ -299,12 +304,7 @@ def _gradient(ctx: Context, index: int, dx: Any) -> Array | None:
     name = f"the gradient of {_argument(ctx._op, index)}"
     if place is None:
         raise GradError(f"{op}: {name} is a {type(dx).__name__}, expected None: it is not a tensor")
-    if not isinstance(dx, Tensor):
-        raise DtypeError(f"{op}: {name} is a {type(dx).__name__}, expected a tensor or None")
-    if not is_float(dx.dtype):
-        raise DtypeError(f"{op}: {name} has dtype {dx.dtype}, expected a float")
-    if dx.shape != place.shape:
-        raise ShapeError(f"{op}: {name} has shape {dx.shape}, expected {place.shape}")
+    dx = _checked(op, name, dx, place.shape)
     if dx.device != place.device:
         raise DeviceError(f"{op}: {name} is on {dx.device}, expected {place.device}")
     return dx.data.view()  # not given away: the op may hold the array itself
