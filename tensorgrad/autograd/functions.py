@@ -52,51 +52,37 @@ class _Derivative(Protocol[_Result]):
     def __call__(self, *args: Any, **kwargs: Any) -> _Result: ...
 
 
-class _Inputs:
-    """The arguments that a function is differentiated by.
+class _Leaves:
+    """The tensors of a tree of arguments or results.
 
     Args:
         op: the derivative, for errors.
-        names: of the arguments, for errors.
-        values: trees.
-
-    Attributes:
+        tree: the structure.
+        names: of the tensors, for errors.
         tensors: the leaves.
     """
 
-    def __init__(self, op: str, names: Sequence[str], values: Sequence[Any]) -> None:
-        self._op = op
-        leaves, self._tree = trees.flatten(values)
-        pairs = zip(names, self._tree.children.values(), strict=True)
-        self._names = [leaf for name, tree in pairs for leaf in tree.names(name)]
-        self.tensors = [
-            _float(op, name, leaf) for name, leaf in zip(self._names, leaves, strict=True)
-        ]
-        if not leaves:
-            what = ", ".join(names) or "the function"
-            raise GradError(f"{op}: {what} holds no tensors, expected some to differentiate by")
+    def __init__(
+        self, op: str, tree: trees.Tree, names: Sequence[str], tensors: Sequence[Tensor]
+    ) -> None:
+        self.op, self.tree, self.names, self.tensors = op, tree, names, tensors
 
-    def build(self, leaves: Sequence[Tensor], how: trees.How = "build") -> Any:
-        """Return the arguments with other tensors; see `Tree.build`."""
-        return self._tree.build(leaves, how)
-
-    def tangents(self, values: Any) -> list[Tensor]:
-        """Return the leaves of tangents, checked."""
-        return _leaves_beside(self._op, "tangents", values, self._tree, self._names, self.tensors)
+    def beside(self, name: str, value: Any) -> list[Tensor]:
+        """Return the leaves of tangents or cotangents of the tree, checked."""
+        leaves = self.tree.leaves_of(self.op, name, value)
+        pairs = zip(self.tree.names(name), leaves, self.names, self.tensors, strict=True)
+        return [_beside(self.op, *each) for each in pairs]
 
 
-def _leaves_beside(
-    op: str,
-    name: str,
-    value: Any,
-    tree: trees.Tree,
-    primal_names: Sequence[str],
-    primals: Sequence[Tensor],
-) -> list[Tensor]:
-    """Return the leaves of tangents or cotangents of a tree, checked."""
-    leaves = tree.leaves_of(op, name, value)
-    pairs = zip(tree.names(name), leaves, primal_names, primals, strict=True)
-    return [_beside(op, *each) for each in pairs]
+def _inputs(op: str, names: Sequence[str], values: Sequence[Any]) -> _Leaves:
+    """Return the arguments that a function is differentiated by, trees with names for errors."""
+    leaves, tree = trees.flatten(values)
+    pairs = zip(names, tree.children.values(), strict=True)
+    own = [leaf for name, child in pairs for leaf in child.names(name)]
+    if not leaves:
+        what = ", ".join(names) or "the function"
+        raise GradError(f"{op}: {what} holds no tensors, expected some to differentiate by")
+    return _Leaves(op, tree, own, [_float(op, *pair) for pair in zip(own, leaves, strict=True)])
 
 
 def _float(op: str, name: str, value: Any) -> Tensor:
@@ -130,8 +116,8 @@ def _several(op: str, name: str, values: Any) -> Sequence[Any]:
     return values
 
 
-def _outputs(op: str, y: Any) -> tuple[list[Tensor], trees.Tree]:
-    """Return what a function returned as tensors, checked, and the structure."""
+def _outputs(op: str, y: Any) -> _Leaves:
+    """Return what a function returned as tensors, checked."""
     leaves, tree = trees.flatten(y)
     for name, leaf in zip(tree.names(), leaves, strict=True):
         where = f" at {name}" if name else ""
@@ -145,7 +131,7 @@ def _outputs(op: str, y: Any) -> tuple[list[Tensor], trees.Tree]:
             )
     if not leaves:
         raise GradError(f"{op}: the function returned {y!r:.80}, expected tensors")
-    return leaves, tree
+    return _Leaves(op, tree, tree.names("y"), leaves)
 
 
 def _with_aux(op: str, result: Any, has_aux: bool) -> tuple[Any, Any]:
@@ -420,23 +406,25 @@ def _forward(
     """Return f(*primals), its tangent, and its aux."""
     inputs, directions = _along(op, f, primals, tangents)
     level, (result, aux) = run_along(
-        lambda *duals: _with_aux(op, f(*inputs.build(duals)), has_aux), inputs.tensors, directions
+        lambda *duals: _with_aux(op, f(*inputs.tree.build(duals)), has_aux),
+        inputs.tensors,
+        directions,
     )
-    ys, tree = _outputs(op, result)
-    pairs = [_parted(y, level) for y in ys]
-    y, dy = (tree.build([pair[i] for pair in pairs], "results" if i else "build") for i in range(2))
-    return y, dy, trees.mapped(lambda x: _parted(x, level)[0], aux)
+    outputs = _outputs(op, result)
+    ys, dys = zip(*[_parted(y, level) for y in outputs.tensors], strict=True)
+    aux = trees.mapped(lambda x: _parted(x, level)[0], aux)
+    return outputs.tree.build(ys), outputs.tree.build(dys, "results"), aux
 
 
 def _along(
     op: str, f: Callable[..., Any], primals: Any, tangents: Any
-) -> tuple[_Inputs, list[Tensor]]:
+) -> tuple[_Leaves, list[Tensor]]:
     """Return arguments and their tangents, checked."""
     check_function(op, f)
     primals, tangents = _several(op, "primals", primals), _several(op, "tangents", tangents)
     _check_count(op, tangents, primals)
-    inputs = _Inputs(op, [f"primals[{i}]" for i in range(len(primals))], primals)
-    return inputs, inputs.tangents(tangents)
+    inputs = _inputs(op, [f"primals[{i}]" for i in range(len(primals))], primals)
+    return inputs, inputs.beside("tangents", tangents)
 
 
 def _check_count(op: str, tangents: Sequence[Any], primals: Sequence[Any]) -> None:
@@ -483,11 +471,11 @@ class _RecordedRun:
         once: bool = False,
     ) -> None:
         names = names or [f"primals[{i}]" for i in range(len(primals))]
-        self.op, self.inputs, self._once = op, _Inputs(op, names, primals), once
+        self.inputs, self._once = _inputs(op, names, primals), once
         nested = _is_nested()
         self._constant = not nested  # then another derivative of a later call takes y for constant
         marked = nested or not once
-        arguments = self.inputs.build(
+        arguments = self.inputs.tree.build(
             [second.as_argument(x) if marked else Tensor(x.data, True) for x in self.inputs.tensors]
         )
         self._edges = [edge_of(x) for x in trees.flatten(arguments)[0]]
@@ -501,17 +489,13 @@ class _RecordedRun:
             result, aux = _with_aux(op, f(*arguments), has_aux)
         if once:
             _check_scalar(op, result)
-        self.outputs, self.tree = _outputs(op, result)
-        self.y: Any = self.tree.build([_outside(y) for y in self.outputs])
+        self.outputs = _outputs(op, result)
+        self.y: Any = self.outputs.tree.build([_outside(y) for y in self.outputs.tensors])
         self.aux: Any = trees.mapped(_outside, aux)
-
-    def cotangents(self, name: str, dy: Any) -> list[Tensor]:
-        """Return the leaves of a gradient of the outputs, checked."""
-        return _leaves_beside(self.op, name, dy, self.tree, self.tree.names("y"), self.outputs)
 
     def pull(self, dys: Sequence[Tensor | None]) -> list[Tensor]:
         """Return J^T dy for each argument; a dy of None is zero."""
-        pairs = zip(self.outputs, dys, strict=True)
+        pairs = zip(self.outputs.tensors, dys, strict=True)
         seeds = [(y, dy) for y, dy in pairs if dy is not None]
         grads: list[Tensor | None]
         if _is_nested():
@@ -531,16 +515,16 @@ class _RecordedRun:
 
     def gradient(self) -> list[Tensor]:
         """Return the gradient of a scalar for each argument."""
-        (y,) = self.outputs
+        (y,) = self.outputs.tensors
         return self.pull([Tensor(namespace(y.data).ones_like(y.data))])
 
     def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         """Return J t for each output; a t of None is zero."""
         modes = {"autocast": None} if _is_nested() else {"grad_enabled": False, "forward": None}
         with replaced(mode, **modes):
-            found = second.tangents_along(self.outputs, self._edges, tangents, self._constant)
-        pairs = zip(found, self.outputs, strict=True)
-        return [_zeros(y) if t is None else _outside(t) for t, y in pairs]
+            ys = self.outputs.tensors
+            ts = second.tangents_along(ys, self._edges, tangents, self._constant)
+        return [_zeros(y) if t is None else _outside(t) for t, y in zip(ts, ys, strict=True)]
 
 
 def _run_by(
@@ -560,7 +544,7 @@ def _run_by(
         return f(*[given.get(i, arg) for i, arg in enumerate(args)], **kwargs)
 
     def build(tensors: Sequence[Tensor], how: trees.How) -> Any:
-        built = dict(zip(distinct, run.inputs.build(tensors, how), strict=True))
+        built = dict(zip(distinct, run.inputs.tree.build(tensors, how), strict=True))
         return built[indices[0]] if single else tuple([built[i] for i in indices])
 
     names = [f"argument {i}" for i in distinct]
@@ -620,8 +604,8 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     run = _RecordedRun("vjp", f, primals, has_aux)
 
     def pullback(dy: Any) -> Any:
-        grads = run.pull(run.cotangents("dy", dy))
-        return run.inputs.build(grads, "results")
+        grads = run.pull(run.outputs.beside("dy", dy))
+        return run.inputs.tree.build(grads, "results")
 
     return (run.y, pullback, run.aux) if has_aux else (run.y, pullback)
 
@@ -668,8 +652,8 @@ def linearize(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> An
 
     def f_jvp(*tangents: Any) -> Any:
         _check_count("linearize", tangents, primals)
-        ts = run.push(run.inputs.tangents(tangents))
-        return run.tree.build(ts, "results")
+        ts = run.push(run.inputs.beside("tangents", tangents))
+        return run.outputs.tree.build(ts, "results")
 
     return (run.y, f_jvp, run.aux) if has_aux else (run.y, f_jvp)
 
@@ -719,7 +703,7 @@ def _hessian_product(op: str, f: Callable[..., Any], primals: Any, tangents: Any
         return slope
 
     run = _RecordedRun(op, along_tangents, primals, once=True)
-    return run.inputs.build(run.gradient(), "results")
+    return run.inputs.tree.build(run.gradient(), "results")
 
 
 def ggnvp(
@@ -757,10 +741,10 @@ def ggnvp(
     check_function("ggnvp", loss, name="loss")
     _, directions = _along("ggnvp", f, primals, tangents)
     run = _RecordedRun("ggnvp", f, primals)
-    dy = run.tree.build(run.push(directions), "results")
+    dy = run.outputs.tree.build(run.push(directions), "results")
     (product,) = _hessian_product("ggnvp", loss, (run.y,), (dy,))
-    grads = run.pull(run.cotangents("the product with the Hessian of loss", product))
-    return run.inputs.build(grads, "results")  # type: ignore[no-any-return]
+    grads = run.pull(run.outputs.beside("the product with the Hessian of loss", product))
+    return run.inputs.tree.build(grads, "results")  # type: ignore[no-any-return]
 
 
 @overload
@@ -816,14 +800,14 @@ def _jacobian(op: str, f: Callable[..., Any], argnums: Any) -> _Derivative[Any]:
             return trees.without_modules(f(*args, **kwargs))
 
         run, build = _run_by(op, without_modules, argnums, args, kwargs)
-        return run.tree.build([build(row, "plain") for row in _blocks(op, run)])
+        return run.outputs.tree.build([build(row, "plain") for row in _blocks(op, run)])
 
     return with_jacobian
 
 
 def _blocks(op: str, run: _RecordedRun) -> list[list[Tensor]]:
     """Return the Jacobian of each output by each input."""
-    inputs, outputs = run.inputs.tensors, run.outputs
+    inputs, outputs = run.inputs.tensors, run.outputs.tensors
     rows, columns = (sum([x.size for x in tensors]) for tensors in (outputs, inputs))
     _check_fits(op, rows, inputs)
     by_column = columns < rows
@@ -947,7 +931,7 @@ def hessian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) -> 
         wanted = (argnums,) if isinstance(argnums, int | np.integer) else argnums
         indices = sorted({_argument("hessian", i, len(args)) for i in wanted})
         names = [f"argument {i}" for i in indices]
-        inputs = _Inputs("hessian", names, [args[i] for i in indices]).tensors
+        inputs = _inputs("hessian", names, [args[i] for i in indices]).tensors
         _check_fits("hessian", sum([x.size for x in inputs]), inputs)
         return twice(*args, **kwargs)
 
