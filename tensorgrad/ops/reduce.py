@@ -41,7 +41,6 @@ from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.arguments import along, check_holds
 from tensorgrad.ops.elementwise import exp, sign, sqrt
 from tensorgrad.ops.elementwise import where as choose
-from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.shape import (
     astype,
@@ -305,18 +304,12 @@ def _deviation_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (STD_GRADIENT(dy, x, mean, keep_axes(std[0], x.shape, axes), divisor).data,)
 
 
-@fuse
-def _centered_product(t: Tensor, x: Tensor, center: Tensor) -> Tensor:
-    return t * (x - center)
-
-
 @tangent_of(_deviation_backward)
 def _deviation_tangent(op: Op, t: Tensor) -> Tensor:
     array, axes, ddof, *std = op.saved
     divisor = _divisor(array.shape, axes, ddof) or math.nan
     x = astype(op.input(0, array), compute_dtype(array.dtype), copy=False)
-    product = _centered_product(t, x, mean(x, axes, keepdims=True))
-    total = sum(product, axes).reshape(op.node.shape)
+    total = sum(t * (x - mean(x, axes, keepdims=True)), axes).reshape(op.node.shape)
     return total / _nonzero(op, *std) / divisor if std else total * (2 / divisor)
 
 
@@ -681,16 +674,11 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (LOGSUMEXP_GRADIENT(keep_axes(dy, x.shape, axes), x, keep_axes(y, x.shape, axes)).data,)
 
 
-@fuse
-def _softmax_product(t: Tensor, x: Tensor, logsumexp: Tensor) -> Tensor:
-    return t * exp(x - logsumexp)
-
-
 @tangent_of(_logsumexp_backward)
 def _logsumexp_tangent(op: Op, t: Tensor) -> Tensor:
     array, wide, axes = op.saved
     x, y = op.input(0, array), _kept(op.output(wide), array.shape, axes)
-    return sum(_softmax_product(t, x, y), axes).reshape(op.node.shape)
+    return sum(t * exp(x - y), axes).reshape(op.node.shape)
 
 
 def _kept(y: Tensor, shape: Shape, axes: Axes) -> Tensor:
@@ -752,18 +740,12 @@ def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (NORM_MAX_GRADIENT(ties, dy, x, count).data,)
 
 
-@fuse
-def _quotient_product(t: Tensor, x: Tensor, norm: Tensor) -> Tensor:
-    return t * (x / norm)
-
-
 @tangent_of(_norm_backward)
 def _norm_tangent(op: Op, t: Tensor) -> Tensor:
     array, wide, axes, ord = op.saved
     if ord == 2:
         y = _kept(_nonzero(op, wide), array.shape, axes)
-        product = _quotient_product(t, op.input(0, array), y)
-        return sum(product, axes).reshape(op.node.shape)
+        return sum(t * (op.input(0, array) / y), axes).reshape(op.node.shape)
     t = t * sign(Tensor(array))
     if ord == 1:
         return sum(t, axes).reshape(op.node.shape)
