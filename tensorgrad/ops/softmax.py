@@ -15,7 +15,7 @@ from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import axis_index
-from tensorgrad.core.dtypes import Dtype, DtypeLike, compute_dtype
+from tensorgrad.core.dtypes import DtypeLike, compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import tensor_of
@@ -26,7 +26,6 @@ from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
 from tensorgrad.ops.arguments import broadcast, mask_operand
 from tensorgrad.ops.elementwise import exp
-from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.reduce import sum as reduce_sum
 from tensorgrad.ops.shape import astype
 
@@ -150,24 +149,10 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def _tangent(op: Op, t: Tensor) -> Tensor:
     y, axis, scale, logarithm = op.saved
     y = op.output(y)
-    product = (_exp_product if logarithm else _product)(y, t, dtype=compute_dtype(y.dtype))
-    total = reduce_sum(product, axis, keepdims=True)
-    return t - total if logarithm else _weighted(y, t, total, scale)
-
-
-@fuse
-def _product(a: Tensor, b: Tensor, *, dtype: Dtype) -> Tensor:
-    return a.astype(dtype) * b
-
-
-@fuse
-def _weighted(y: Tensor, t: Tensor, mean: Tensor, scale: float) -> Tensor:
-    return y * (t - mean) * scale
-
-
-@fuse
-def _exp_product(y: Tensor, t: Tensor, *, dtype: Dtype) -> Tensor:
-    return exp(y.astype(dtype)) * t
+    wide = astype(y, compute_dtype(y.dtype), copy=False)
+    if logarithm:
+        return t - reduce_sum(exp(wide) * t, axis, keepdims=True)
+    return wide * (t - reduce_sum(wide * t, axis, keepdims=True)) * scale
 
 
 def _swapped(x: Array, axis: int) -> Array:
