@@ -29,13 +29,11 @@ from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.attention import tangent as cuda
 from tensorgrad.kernels.attention.options import (
     ALL,
-    Arrays,
     AttentionOptions,
     ForwardPass,
     Sequences,
@@ -62,10 +60,13 @@ def attention_tangent(inputs: Tangents, done: ForwardPass) -> Tensor:
     """
     if _runs_unfused(done):
         return attention_tangent_unfused(inputs, done.options)
-    tangents = [data_of(x) for x in inputs[3:]]
-    ty, means = _value(done, tangents)
-    saved = (*done, done.options.bias, *tangents, ty, means)
-    return record(_NAME, ty, inputs, _backward, saved)
+    zeros = backend.namespace(done.q).zeros_like
+    tangents = [
+        Tensor(zeros(a)) if x is None else x for a, x in zip(done[:3], inputs[3:], strict=True)
+    ]
+    moved = _pass_of(done, [t.data for t in tangents])
+    saved = (*moved, moved.options.bias)
+    return record(_NAME, moved.ty, (*inputs[:3], *tangents), _backward, saved)
 
 
 def attention_tangent_packed(
@@ -85,9 +86,10 @@ def attention_tangent_packed(
     if _runs_unfused(done):
         y = attention_tangent_unfused([*unpack(qkv), *unpack(t)], done.options)
         return reshape(y.swapaxes(1, 2), shape)
-    ty, means = _value(done, unpack(t.data))
-    saved = (*done, done.options.bias, t.data, ty, means, unpack)
-    return record(_NAME, ty.swapaxes(1, 2).reshape(shape), (qkv, t), _backward_packed, saved)
+    moved = _pass_of(done, unpack(t.data))
+    saved = (*moved, moved.options.bias, t.data, unpack)
+    y = moved.ty.swapaxes(1, 2).reshape(shape)
+    return record(_NAME, y, (qkv, t), _backward_packed, saved)
 
 
 def _runs_unfused(done: ForwardPass) -> bool:
@@ -97,69 +99,51 @@ def _runs_unfused(done: ForwardPass) -> bool:
     return not cuda.supports(done[:3], done.options)
 
 
-def _value(done: ForwardPass, tangents: Sequence[Array | None]) -> tuple[Array, Array]:
-    """Return the tangent, and the means of the tangents of scores."""
-    moved = _without_none(tangents, done)
-    return cuda.forward(done[:3], done.y, done.logsumexp, moved, done.options)
-
-
-def _without_none(tangents: Sequence[Array | None], done: ForwardPass) -> Arrays:
-    """Return the tangents, zeros for None."""
-    zeros = backend.namespace(done.q).zeros_like
-    tq, tk, tv = (zeros(x) if t is None else t for t, x in zip(tangents, done[:3], strict=True))
-    return tq, tk, tv
-
-
-def _write_gradients(
-    dy: Array,
-    done: ForwardPass,
-    tangents: Sequence[Array | None],
-    results: Saved,
-    gradients: Sequence[Array | None],
-) -> None:
-    """Write the gradients of q, k, v and their tangents; None: it is not wanted."""
-    arrays = (*done[:5], *_without_none(tangents, done), *results)
-    cuda.backward(dy, TangentPass(*arrays, done.options), gradients)
+def _pass_of(done: ForwardPass, tangents: Sequence[Array]) -> TangentPass:
+    """Return the tangent, and what its backward needs."""
+    tq, tk, tv = tangents
+    results = cuda.forward(done[:3], done.y, done.logsumexp, (tq, tk, tv), done.options)
+    return TangentPass(*done[:5], tq, tk, tv, *results, done.options)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    done, tangents, results = ForwardPass(*saved[:6]), saved[7:10], saved[10:]
-    like = [*done[:3], *done[:3]]
+    done = TangentPass(*saved[:-1])
     gradients = [
-        empty_result(a, a.dtype) if need else None for a, need in zip(like, needs, strict=True)
+        empty_result(a, a.dtype) if need else None
+        for a, need in zip((*done[:3], *done[:3]), needs, strict=True)
     ]
-    _write_gradients(dy, done, tangents, results, gradients)
+    cuda.backward(dy, done, gradients)
     return gradients
 
 
 def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    done, (_, t, *results, unpack) = ForwardPass(*saved[:6]), saved[6:]
+    *arrays, _, t, unpack = saved
+    done = TangentPass(*arrays)
     batch, heads, length, width = done.q.shape
-    dtype = done.q.dtype
-    gradients = [backend.empty(t.shape, dtype, like=t) if need else None for need in needs]
+    gradients = [backend.empty(t.shape, done.q.dtype, like=t) if need else None for need in needs]
     parts = [(None,) * 3 if gradient is None else unpack(gradient) for gradient in gradients]
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
-    each = [part for three in parts for part in three]
-    _write_gradients(dy, done, unpack(t), results, each)
+    cuda.backward(dy, done, [part for three in parts for part in three])
     return gradients
 
 
 @tangent_of(_backward)
 def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
-    arrays = (*op.saved[:3], *op.saved[7:10])
-    inputs = [None if array is None else op.input(i, array) for i, array in enumerate(arrays)]
-    return along(lambda *xs: attention_tangent_unfused(xs, op.saved[5]), inputs, changes)[0]
+    done = TangentPass(*op.saved[:-1])
+    arrays = done.q, done.k, done.v, done.tq, done.tk, done.tv
+    inputs = [op.input(i, array) for i, array in enumerate(arrays)]
+    return along(lambda *xs: attention_tangent_unfused(xs, done.options), inputs, changes)[0]
 
 
 @tangent_of(_backward_packed)
 def _second_tangent_packed(op: Op, *changes: Tensor | None) -> Tensor | None:
-    options, (_, t, _, _, unpack) = op.saved[5], op.saved[6:]
+    *arrays, options, _, t, unpack = op.saved
 
     def f(qkv: Tensor, t: Tensor) -> Tensor:
         y = attention_tangent_unfused([*unpack(qkv), *unpack(t)], options)
         return reshape(y.swapaxes(1, 2), op.node.shape)
 
-    inputs = op.input(0, _packed(op.saved[:3], unpack, t)), op.input(1, t)
+    inputs = op.input(0, _packed(arrays[:3], unpack, t)), op.input(1, t)
     return along(f, inputs, changes)[0]
 
 
