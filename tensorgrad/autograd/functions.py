@@ -15,14 +15,7 @@ from typing import Any, Concatenate, Literal, Protocol, TypeVar, overload
 import numpy as np
 
 from tensorgrad.autograd import second, trees
-from tensorgrad.autograd.tangents import (
-    FORWARD_ONLY,
-    Op,
-    reversible,
-    run_along,
-    tangent_of,
-    tangents_of,
-)
+from tensorgrad.autograd.tangents import Op, reversible, run_along, tangent_of, tangents_of
 from tensorgrad.core.arrays import cast
 from tensorgrad.core.backend import Array, Shape, free_bytes, namespace, same_device
 from tensorgrad.core.checks import check_flag, check_function, check_shape
@@ -441,11 +434,8 @@ def _parted(y: Tensor, level: object) -> tuple[Tensor, Tensor]:
     if not mode.grad_enabled:
         return y.detach(), _zeros(y) if t is None else t.detach()
     if t is not None:
-        flows = y.node is not FORWARD_ONLY
-        value = Tensor(y.data, flows or bool(known), edge_of(y) if flows or known else None)
-        if known:
-            value.tangents = known
-        y = value
+        y = Tensor(y.data, True, y.node)
+        y.tangents = known
     t = _zeros(y) if t is None else t
     return second.without_dead_graph(y), second.without_dead_graph(t)
 
