@@ -271,7 +271,10 @@ class _ChunkedLoss(NamedTuple):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.fill(0)
-        moving = _joined([(tx, weight), (x, tw)], 1)
+        moving = (x, tw) if tx is None else (tx, weight)
+        if tx is not None and tw is not None:
+            joined = backend.namespace(x).concatenate
+            moving = joined([tx, x], 1), joined([weight, tw], 1)
         count = -(-self.chunk // 2)  # both matrices have as many bytes as one of forward
         for start in range(0, losses.size, count):
             piece = slice(start, start + count)
@@ -282,11 +285,10 @@ class _ChunkedLoss(NamedTuple):
             self._tangents(losses, matrices, piece, any(needs), scale)
             self._add_gradients(matrices, operands, piece, gradients)
             del matrices  # so that the next chunk reuses their memory
-        shaped = [
+        return [
             gradient if gradient is None or place % 3 else gradient.reshape(self.x.shape)
             for place, gradient in enumerate(gradients)
         ]
-        return shaped
 
     def _tangents(
         self,
@@ -475,19 +477,6 @@ def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
 
     inputs = [None if array is None else op.input(i, array) for i, array in enumerate(arrays)]
     return along(tangent, inputs, changes)[0]
-
-
-def _joined(pairs: Sequence[tuple[Any, Any]], axis: int) -> tuple[Any, Any]:
-    """Return one pair of matrices, the product of which is the sum of those of all that are there.
-
-    None where none is.
-    """
-    given = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if len(given) < 2:
-        return given[0] if given else (None, None)
-    lefts, rights = zip(*given, strict=True)
-    xp = backend.namespace(lefts[0])
-    return xp.concatenate(lefts, axis), xp.concatenate(rights, axis)
 
 
 def _affine(
