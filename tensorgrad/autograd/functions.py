@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Concatenate, Literal, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class _Derivative(Protocol[_Result]):
     def __call__(self, *args: Any, **kwargs: Any) -> _Result: ...
 
 
-class _Leaves:
+class _Leaves(NamedTuple):
     """The tensors of a tree of arguments or results.
 
     Args:
@@ -55,10 +55,10 @@ class _Leaves:
         tensors: the leaves.
     """
 
-    def __init__(
-        self, op: str, tree: trees.Tree, names: Sequence[str], tensors: Sequence[Tensor]
-    ) -> None:
-        self.op, self.tree, self.names, self.tensors = op, tree, names, tensors
+    op: str
+    tree: trees.Tree
+    names: Sequence[str]
+    tensors: Sequence[Tensor]
 
     def beside(self, name: str, value: Any) -> list[Tensor]:
         """Return the leaves of tangents or cotangents of the tree, checked."""

@@ -199,7 +199,7 @@ def gradients_of_results(
     flows = any([_leads_on(x) for x in starts if x.requires_grad])
     forward: Forward | None = mode.forward
     if forward is not None and not flows:
-        forward = Forward(forward.levels, False, forward.keeps_inputs)
+        forward = forward._replace(is_recorded=False)
     with replaced(mode, forward=forward, grad_enabled=flows or forward is not None):
         return gradients(seeds, edges, constant)
 

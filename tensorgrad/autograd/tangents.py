@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -77,6 +78,7 @@ def tangent_of(*backward: Callable[..., Any]) -> Callable[[_AnyRule], _AnyRule]:
     return register
 
 
+@dataclass(slots=True)
 class Op:
     """A recorded op, as its tangent rule sees it.
 
@@ -85,22 +87,14 @@ class Op:
         saved: what it saved for backward.
         inputs: the tensors that it depends on; None: only the node is left of them.
         tangents: of each output, see `tangents_of`.
-
-    Attributes:
         wanted: for each output whether its tangent is wanted.
     """
 
-    __slots__ = ("inputs", "node", "saved", "tangents", "wanted")
-
-    def __init__(
-        self,
-        node: Node,
-        saved: tuple[Any, ...],
-        inputs: Sequence[Tensor | None] | None = None,
-        tangents: Sequence[dict[object, Tensor]] = (),
-    ) -> None:
-        self.node, self.saved, self.inputs, self.tangents = node, saved, inputs, tangents
-        self.wanted: Sequence[bool] = ()
+    node: Node
+    saved: tuple[Any, ...]
+    inputs: Sequence[Tensor | None] | None = None
+    tangents: Sequence[dict[object, Tensor]] = ()
+    wanted: Sequence[bool] = ()
 
     def input(self, index: int, array: Array) -> Tensor:
         """Return an input as a tensor that gradients flow through.
@@ -209,7 +203,7 @@ def tangents_of(x: Tensor) -> dict[object, Tensor]:
     return found
 
 
-class Forward:
+class Forward(NamedTuple):
     """Forward mode: `mode.forward` while `jvp` runs a function.
 
     Args:
@@ -220,12 +214,9 @@ class Forward:
             differentiated in forward mode.
     """
 
-    __slots__ = ("is_recorded", "keeps_inputs", "levels")
-
-    def __init__(
-        self, levels: Sequence[object], is_recorded: bool = True, keeps_inputs: bool = False
-    ) -> None:
-        self.levels, self.is_recorded, self.keeps_inputs = levels, is_recorded, keeps_inputs
+    levels: Sequence[object]
+    is_recorded: bool = True
+    keeps_inputs: bool = False
 
     def record(
         self,

@@ -49,20 +49,18 @@ def kind_of(value: Any) -> Container | None:
     return None
 
 
-class Tree:
+class Tree(NamedTuple):
     """The structure of a tree, without its leaves.
 
     Args:
         container: with this structure; None where the tree is a leaf.
+        kind: of the container; None for a leaf.
         children: the structure of what it holds, by key.
     """
 
-    __slots__ = ("children", "container", "kind")
-
-    def __init__(
-        self, container: Any, kind: Container | None, children: Mapping[Any, Tree]
-    ) -> None:
-        self.container, self.kind, self.children = container, kind, children
+    container: Any
+    kind: Container | None
+    children: Mapping[Any, Tree]
 
     def build(self, leaves: Iterable[Any], how: How = "build") -> Any:
         """Return a tree with this structure.
