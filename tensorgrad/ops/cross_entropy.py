@@ -395,7 +395,7 @@ def losses_of_rows(logits: Tensor, ids: Array, options: LossOptions, classes: in
     Returns:
         (N,), of the dtype that logits are computed in; 0 where the target is ignored.
     """
-    counted = Tensor(ids == ids if options.ignore_index is None else ids != options.ignore_index)
+    counted = Tensor(_counted(ids, options))
     x = astype(logits[:, :classes], compute_dtype(logits.dtype), copy=False)
     x = where(counted[:, None], x, 0)  # rows that are ignored may hold anything
     total, smoothing = logsumexp(x, -1), options.label_smoothing
@@ -406,19 +406,15 @@ def losses_of_rows(logits: Tensor, ids: Array, options: LossOptions, classes: in
     return where(counted, losses, 0)
 
 
-def reduced_rows(losses: Tensor, ids: Array, options: LossOptions, reduction: str) -> Tensor:
+def reduced_rows(losses: Tensor, ids: Array, options: LossOptions, reduction: Any) -> Tensor:
     """Return the reduced loss, or its tangent, from those of all rows, (N,)."""
-    if reduction == "none":
-        return losses
-    total = reduce_sum(losses)
-    if reduction == "sum":
-        return total
-    if not losses.size:
-        return total * math.nan
-    if options.ignore_index is None:
-        return total / losses.size
-    count = backend.namespace(ids).maximum((ids != options.ignore_index).sum(), 1)
-    return total / Tensor(backend.namespace(ids).asarray(count, total.dtype))
+    weights = _counted(ids, options).astype(losses.dtype)
+    return _weighted_reduction(losses, Tensor(weights), reduction)
+
+
+def _counted(ids: Array, options: LossOptions) -> Array:
+    """Return which targets count."""
+    return ids == ids if options.ignore_index is None else ids != options.ignore_index
 
 
 def check_options(op: str, options: LossOptions, reduction: str) -> None:
