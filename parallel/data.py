@@ -158,8 +158,8 @@ def _replaced(values: Any, by_id: Mapping[int, Tensor]) -> Any:
     kind = trees.kind_of(values)
     if kind is None:
         return by_id.get(id(values), values)
-    children = kind.children(values).items()
-    return kind.build(values, {key: _replaced(child, by_id) for key, child in children})
+    children = {key: _replaced(x, by_id) for key, x in kind.children(values).items()}
+    return kind.build(values, children, "build")
 
 
 class DataParallel(Strategy):

@@ -40,16 +40,11 @@ def all_reduce_gradient(x: Any, comm: Comm) -> Tensor:
         DtypeError: x is not a float.
     """
     x = float_tensor("all_reduce_gradient", "x", x)
-    return record("all_reduce_gradient", x.data, (x,), _sum_backward, (comm,))
+    return record("all_reduce_gradient", x.data, (x,), _sum_backward, (comm, all_reduce_gradient))
 
 
 def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (summed(dy, saved[0]),)
-
-
-@tangent_of(_sum_backward)
-def _all_reduce_gradient_tangent(op: Op, t: Tensor) -> Tensor:
-    return all_reduce_gradient(t, op.saved[0])
 
 
 def all_reduce(x: Any, comm: Comm, overwrite: bool = False) -> Tensor:
@@ -67,16 +62,11 @@ def all_reduce(x: Any, comm: Comm, overwrite: bool = False) -> Tensor:
     if overwrite:
         comm.all_reduce(x.data)
     y = x.data if overwrite else summed(x.data, comm)
-    return record("all_reduce", y, (x,), _all_reduce_backward, (comm,))
+    return record("all_reduce", y, (x,), _all_reduce_backward, (comm, all_reduce))
 
 
 def _all_reduce_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy,)
-
-
-@tangent_of(_all_reduce_backward)
-def _all_reduce_tangent(op: Op, t: Tensor) -> Tensor:
-    return all_reduce(t, op.saved[0])
 
 
 def all_gather_rows(x: Any, comm: Comm) -> Tensor:
@@ -95,16 +85,13 @@ def all_gather_rows(x: Any, comm: Comm) -> Tensor:
     x = float_tensor("all_gather_rows", "x", x)
     if x.ndim < 3:
         raise ShapeError(f"all_gather_rows: x has shape {x.shape}, expected (B, T / ranks, C)")
-    return record("all_gather_rows", gathered(x.data, comm), (x,), _gather_backward, (comm,))
+    return record(
+        "all_gather_rows", gathered(x.data, comm), (x,), _gather_backward, (comm, all_gather_rows)
+    )
 
 
 def _gather_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (scattered("all_gather_rows", dy, saved[0]),)
-
-
-@tangent_of(_gather_backward)
-def _all_gather_rows_tangent(op: Op, t: Tensor) -> Tensor:
-    return all_gather_rows(t, op.saved[0])
 
 
 def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
@@ -123,16 +110,13 @@ def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
     """
     op = "reduce_scatter_rows"
     x = float_tensor(op, "x", x)
-    return record(op, scattered(op, x.data, comm), (x,), _scatter_backward, (comm,))
+    return record(
+        op, scattered(op, x.data, comm), (x,), _scatter_backward, (comm, reduce_scatter_rows)
+    )
 
 
 def _scatter_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (gathered(dy, saved[0]),)
-
-
-@tangent_of(_scatter_backward)
-def _reduce_scatter_rows_tangent(op: Op, t: Tensor) -> Tensor:
-    return reduce_scatter_rows(t, op.saved[0])
 
 
 def all_gather_columns(x: Any, comm: Comm) -> Tensor:
@@ -155,17 +139,21 @@ def all_gather_columns(x: Any, comm: Comm) -> Tensor:
     parts = comm.all_gather(x.data)
     y = backend.namespace(parts).moveaxis(parts, 0, -2)
     y = y.reshape(*x.shape[:-1], comm.size * x.shape[-1])
-    return record(op, y, (x,), _columns_backward, (comm, x.shape[-1]))
+    return record(op, y, (x,), _columns_backward, (comm, all_gather_columns, x.shape[-1]))
 
 
 def _columns_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    comm, width = saved
+    comm, _, width = saved
     return (dy[..., width * comm.rank : width * (comm.rank + 1)],)
 
 
-@tangent_of(_columns_backward)
-def _all_gather_columns_tangent(op: Op, t: Tensor) -> Tensor:
-    return all_gather_columns(t, op.saved[0])
+@tangent_of(
+    *(_sum_backward, _all_reduce_backward, _gather_backward, _scatter_backward, _columns_backward)
+)
+def _collective_tangent(op: Op, t: Tensor) -> Tensor:
+    comm, collective, *_ = op.saved  # which is linear
+    result: Tensor = collective(t, comm)
+    return result
 
 
 def summed(array: Array, comm: Comm) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tensorgrad.amp import Casts
 from tensorgrad.autograd.tangents import Op, tangent_of
@@ -152,7 +152,9 @@ class Context:
         self._op, self._arguments = op, args
         self._saved: Sequence[Tensor | None] = ()
         self._places: list[tuple[bool, int] | None] = []  # whether each is an input; its index
-        self._inputs = [_Place.of(x) if isinstance(x, Tensor) else None for x in args]
+        self._inputs = [
+            (x.shape, device_of(x.data)) if isinstance(x, Tensor) else None for x in args
+        ]
         self._results: list[tuple[Shape, Dtype]] = []
         self._autocast: Casts | None = mode.autocast
 
@@ -186,7 +188,9 @@ class Context:
             got = wrong[0] if wrong else f"an empty {type(result).__name__}"
             raise DtypeError(f"{self._op.__name__}.forward returned {got}, expected tensors")
         self._results = [(y.shape, y.dtype) for y in outputs]
-        self._places = [_place_of(x, self._arguments, outputs) for x in self._saved]
+        places = {id(y): (False, i) for i, y in enumerate(outputs)}
+        places |= {id(x): (True, i) for i, x in enumerate(self._arguments)}
+        self._places = [places.get(id(x)) for x in self._saved]
         self._arguments = self._saved = ()
         return outputs
 
@@ -201,28 +205,6 @@ class Context:
                 tensors[i] = op.input(index, array) if is_input else op.output(array, index)
         ctx.saved_tensors = tuple(tensors)
         return ctx
-
-
-def _place_of(
-    x: Tensor | None, inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[bool, int] | None:
-    """Return whether a saved tensor is an input, and its index among these or the results."""
-    for is_input, tensors in ((True, inputs), (False, outputs)):
-        for i, tensor in enumerate(tensors):
-            if x is not None and x is tensor:
-                return is_input, i
-    return None
-
-
-class _Place(NamedTuple):
-    """Where a gradient goes."""
-
-    shape: Shape
-    device: str
-
-    @classmethod
-    def of(cls, x: Tensor) -> _Place:
-        return cls(x.shape, device_of(x.data))
 
 
 def _backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -273,13 +255,18 @@ def _checked_tangent(ctx: Context, index: int, t: Any) -> Tensor | None:
         return None
     op = f"{ctx._op.__name__}.jvp"
     name = "the tangent" if len(ctx._results) == 1 else f"the tangent of result {index}"
-    if not isinstance(t, Tensor):
-        raise DtypeError(f"{op}: {name} is a {type(t).__name__}, expected a tensor or None")
-    if not is_float(t.dtype):
-        raise DtypeError(f"{op}: {name} has dtype {t.dtype}, expected a float")
-    if t.shape != shape:
-        raise ShapeError(f"{op}: {name} has shape {t.shape}, expected {shape}")
-    return t
+    return _checked(op, name, t, shape)
+
+
+def _checked(op: str, name: str, x: Any, shape: Shape) -> Tensor:
+    """Return a gradient or a tangent, checked."""
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"{op}: {name} is a {type(x).__name__}, expected a tensor or None")
+    if not is_float(x.dtype):
+        raise DtypeError(f"{op}: {name} has dtype {x.dtype}, expected a float")
+    if x.shape != shape:
+        raise ShapeError(f"{op}: {name} has shape {x.shape}, expected {shape}")
+    return x
 
 
 def _read_only(dy: Array) -> Array:
@@ -299,14 +286,10 @@ def _gradient(ctx: Context, index: int, dx: Any) -> Array | None:
     name = f"the gradient of {_argument(ctx._op, index)}"
     if place is None:
         raise GradError(f"{op}: {name} is a {type(dx).__name__}, expected None: it is not a tensor")
-    if not isinstance(dx, Tensor):
-        raise DtypeError(f"{op}: {name} is a {type(dx).__name__}, expected a tensor or None")
-    if not is_float(dx.dtype):
-        raise DtypeError(f"{op}: {name} has dtype {dx.dtype}, expected a float")
-    if dx.shape != place.shape:
-        raise ShapeError(f"{op}: {name} has shape {dx.shape}, expected {place.shape}")
-    if dx.device != place.device:
-        raise DeviceError(f"{op}: {name} is on {dx.device}, expected {place.device}")
+    shape, device = place
+    dx = _checked(op, name, dx, shape)
+    if dx.device != device:
+        raise DeviceError(f"{op}: {name} is on {dx.device}, expected {device}")
     return dx.data.view()  # not given away: the op may hold the array itself
 
 

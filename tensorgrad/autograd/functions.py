@@ -8,32 +8,22 @@ they are recorded for it. Tests: tests/autograd/test_functions.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Concatenate, Literal, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 
 from tensorgrad.autograd import second, trees
-from tensorgrad.autograd.tangents import (
-    FORWARD_ONLY,
-    Forward,
-    Op,
-    dual,
-    reversible,
-    tangent_of,
-    tangents_of,
-)
+from tensorgrad.autograd.tangents import Op, reversible, run_along, tangent_of, tangents_of
 from tensorgrad.core.arrays import cast
 from tensorgrad.core.backend import Array, Shape, free_bytes, namespace, same_device
-from tensorgrad.core.backward import gradients
 from tensorgrad.core.checks import check_flag, check_function, check_shape
 from tensorgrad.core.dtypes import is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError, GradError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode, replaced
-from tensorgrad.core.nodes import Edge, edge_of
+from tensorgrad.core.nodes import edge_of
 from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
@@ -55,46 +45,37 @@ class _Derivative(Protocol[_Result]):
     def __call__(self, *args: Any, **kwargs: Any) -> _Result: ...
 
 
-class _Inputs:
-    """The arguments that a function is differentiated by.
+class _Leaves(NamedTuple):
+    """The tensors of a tree of arguments or results.
 
     Args:
         op: the derivative, for errors.
-        names: of the arguments, for errors.
-        values: trees.
-
-    Attributes:
+        tree: the structure.
+        names: of the tensors, for errors.
         tensors: the leaves.
     """
 
-    def __init__(self, op: str, names: Sequence[str], values: Sequence[Any]) -> None:
-        self._op = op
-        flat = [trees.flatten(value) for value in values]
-        self._trees = [tree for _, tree in flat]
-        pairs = zip(names, self._trees, strict=True)
-        self._names = [leaf for name, tree in pairs for leaf in tree.names(name)]
-        leaves = [leaf for leaves, _ in flat for leaf in leaves]
-        self.tensors = [
-            _float(op, name, leaf) for name, leaf in zip(self._names, leaves, strict=True)
-        ]
-        if not leaves:
-            what = ", ".join(names) or "the function"
-            raise GradError(f"{op}: {what} holds no tensors, expected some to differentiate by")
+    op: str
+    tree: trees.Tree
+    names: Sequence[str]
+    tensors: Sequence[Tensor]
 
-    def build(self, leaves: Sequence[Tensor], how: trees.How = "build") -> list[Any]:
-        """Return the arguments with other tensors; see `Tree.build`."""
-        remaining = iter(leaves)  # each tree takes its own
-        return [tree.build(remaining, how) for tree in self._trees]
+    def beside(self, name: str, value: Any) -> list[Tensor]:
+        """Return the leaves of tangents or cotangents of the tree, checked."""
+        leaves = self.tree.leaves_of(self.op, name, value)
+        pairs = zip(self.tree.names(name), leaves, self.names, self.tensors, strict=True)
+        return [_beside(self.op, *each) for each in pairs]
 
-    def tangents(self, name: str, values: Any) -> list[Tensor]:
-        """Return the leaves of tangents, checked."""
-        op, primals = self._op, iter(zip(self._names, self.tensors, strict=True))
-        found = []
-        for i, (tree, value) in enumerate(zip(self._trees, values, strict=True)):
-            names = tree.names(f"{name}[{i}]")
-            for own, leaf in zip(names, tree.leaves_of(op, f"{name}[{i}]", value), strict=True):
-                found.append(_beside(op, own, leaf, *next(primals)))
-        return found
+
+def _inputs(op: str, names: Sequence[str], values: Sequence[Any]) -> _Leaves:
+    """Return the arguments that a function is differentiated by, trees with names for errors."""
+    leaves, tree = trees.flatten(values)
+    pairs = zip(names, tree.children.values(), strict=True)
+    own = [leaf for name, child in pairs for leaf in child.names(name)]
+    if not leaves:
+        what = ", ".join(names) or "the function"
+        raise GradError(f"{op}: {what} holds no tensors, expected some to differentiate by")
+    return _Leaves(op, tree, own, [_float(op, *pair) for pair in zip(own, leaves, strict=True)])
 
 
 def _float(op: str, name: str, value: Any) -> Tensor:
@@ -128,8 +109,8 @@ def _several(op: str, name: str, values: Any) -> Sequence[Any]:
     return values
 
 
-def _outputs(op: str, y: Any) -> tuple[list[Tensor], trees.Tree]:
-    """Return what a function returned as tensors, checked, and the structure."""
+def _outputs(op: str, y: Any) -> _Leaves:
+    """Return what a function returned as tensors, checked."""
     leaves, tree = trees.flatten(y)
     for name, leaf in zip(tree.names(), leaves, strict=True):
         where = f" at {name}" if name else ""
@@ -143,7 +124,7 @@ def _outputs(op: str, y: Any) -> tuple[list[Tensor], trees.Tree]:
             )
     if not leaves:
         raise GradError(f"{op}: the function returned {y!r:.80}, expected tensors")
-    return leaves, tree
+    return _Leaves(op, tree, tree.names("y"), leaves)
 
 
 def _with_aux(op: str, result: Any, has_aux: bool) -> tuple[Any, Any]:
@@ -169,67 +150,13 @@ def _is_nested() -> bool:
     return mode.grad_enabled and (mode.inside_grad or mode.forward is not None)
 
 
-@contextmanager
-def _differentiating(edges: Sequence[Edge], nested: bool) -> Iterator[None]:
-    """Record what a function does in the `with` block, whose arguments have these edges."""
-    with replaced(
-        mode,
-        inside_grad=True,
-        grad_enabled=True,
-        arguments=mode.arguments | {*edges},
-        forward=reversible() if nested else None,
-    ):
-        yield
-
-
-def _edges(arguments: Sequence[Any]) -> list[Edge]:
-    """Return where gradients of rebuilt arguments go."""
-    return [edge_of(x) for argument in arguments for x in trees.flatten(argument)[0]]
-
-
 def _outside(x: Tensor) -> Tensor:
     """Return a result without a graph that leads nowhere."""
-    return second.without_dead_graphs([x])[0] if _is_nested() else x.detach()
+    return second.without_dead_graph(x) if _is_nested() else x.detach()
 
 
 def _zeros(x: Tensor) -> Tensor:
     return Tensor(namespace(x.data).zeros_like(x.data))
-
-
-def _ones(x: Tensor) -> Tensor:
-    return Tensor(namespace(x.data).ones_like(x.data))
-
-
-def _gradient(
-    op: str, f: Callable[..., Any], argnums: Any, has_aux: bool, args: Any, kwargs: Any
-) -> tuple[Tensor, list[Any], Any]:
-    """Return the value of f, its gradient for each of `argnums`, and its aux."""
-    indices = [_argument(op, i, len(args)) for i in argnums]
-    distinct = list(dict.fromkeys(indices))
-    inputs = _Inputs(op, [f"argument {i}" for i in distinct], [args[i] for i in distinct])
-    nested, given = _is_nested(), list(args)
-    arguments = inputs.build(
-        [second.as_argument(x) if nested else Tensor(x.data, True) for x in inputs.tensors]
-    )
-    for i, argument in zip(distinct, arguments, strict=True):
-        given[i] = argument
-    edges = _edges(arguments)
-    with _differentiating(edges, nested):
-        y, aux = _with_aux(op, f(*given, **kwargs), has_aux)
-    _check_scalar(op, y)
-    _outputs(op, y)
-    found: list[Tensor | None]
-    if nested:
-        found = second.gradients_of_results([(y, _ones(y))], edges)
-    else:
-        with replaced(mode, forward=None):
-            arrays = gradients(y, _ones(y).data, edges)
-        pairs = zip(arrays, inputs.tensors, strict=True)
-        found = [None if g is None else Tensor(cast(g, x.dtype)) for g, x in pairs]
-    pairs = zip(found, inputs.tensors, strict=True)
-    grads = [_zeros(x) if g is None else _outside(g) for g, x in pairs]
-    each = dict(zip(distinct, inputs.build(grads, "results"), strict=True))
-    return _outside(y), [each[i] for i in indices], trees.mapped(_outside, aux)
 
 
 def _argument(op: str, index: Any, count: int) -> int:
@@ -243,39 +170,31 @@ def _argument(op: str, index: Any, count: int) -> int:
 
 @overload
 def value_and_grad(
-    f: _Derivative[Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    f: _Derivative[Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload  # which tells a type checker the parameter of a lambda
 def value_and_grad(
-    f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[_A, ...], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[_A, ...], Tensor], argnums: Literal[0] = 0
 ) -> _Derivative[tuple[Tensor, _A]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[Any, Tensor, ...], Tensor],
-    argnums: Literal[1],
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[Any, Tensor, ...], Tensor], argnums: Literal[1]
 ) -> _Derivative[tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(
-    f: Callable[Concatenate[Tensor, Tensor, ...], Tensor],
-    argnums: tuple[_Index, ...],
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[Tensor, Tensor, ...], Tensor], argnums: tuple[_Index, ...]
 ) -> _Derivative[tuple[Tensor, tuple[Tensor, ...]]]: ...
 @overload
 def value_and_grad(
@@ -332,51 +251,35 @@ def value_and_grad(
         >>> tg.value_and_grad(loss)({"w": tg.tensor([1.0, 2.0]), "scale": 3.0})[1]
         {'w': tensor([ 6., 12.], dtype=float32), 'scale': tensor(5., dtype=float32)}
     """
-    single, wanted = _checked("value_and_grad", f, argnums, has_aux)
+    _check_call("value_and_grad", f, has_aux)
 
     @wraps(f)
     def with_grad(*args: Any, **kwargs: Any) -> Any:
-        y, grads, aux = _gradient("value_and_grad", f, wanted, has_aux, args, kwargs)
-        return ((y, aux) if has_aux else y), grads[0] if single else tuple(grads)
+        y, grads, aux = _gradient("value_and_grad", f, argnums, has_aux, args, kwargs)
+        return ((y, aux) if has_aux else y), grads
 
     return with_grad
 
 
 @overload
-def grad(
-    f: _Derivative[Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
-) -> _Derivative[Tensor]: ...
+def grad(f: _Derivative[Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
 @overload  # which tells a type checker the parameter of a lambda
+def grad(f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
+@overload
+def grad(f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0) -> _Derivative[Tensor]: ...
+@overload
 def grad(
-    f: Callable[[Tensor], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor], argnums: Literal[0] = 0
+) -> _Derivative[Tensor]: ...
+@overload
+def grad(f: Callable[Concatenate[_A, ...], Tensor], argnums: Literal[0] = 0) -> _Derivative[_A]: ...
+@overload
+def grad(
+    f: Callable[Concatenate[Any, Tensor, ...], Tensor], argnums: Literal[1]
 ) -> _Derivative[Tensor]: ...
 @overload
 def grad(
-    f: Callable[[Tensor, Any], Tensor], argnums: Literal[0] = 0, has_aux: Literal[False] = False
-) -> _Derivative[Tensor]: ...
-@overload
-def grad(
-    f: Callable[Concatenate[Tensor, Any, Any, ...], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-) -> _Derivative[Tensor]: ...
-@overload
-def grad(
-    f: Callable[Concatenate[_A, ...], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-) -> _Derivative[_A]: ...
-@overload
-def grad(
-    f: Callable[Concatenate[Any, Tensor, ...], Tensor],
-    argnums: Literal[1],
-    has_aux: Literal[False] = False,
-) -> _Derivative[Tensor]: ...
-@overload
-def grad(
-    f: Callable[Concatenate[Tensor, Tensor, ...], Tensor],
-    argnums: tuple[_Index, ...],
-    has_aux: Literal[False] = False,
+    f: Callable[Concatenate[Tensor, Tensor, ...], Tensor], argnums: tuple[_Index, ...]
 ) -> _Derivative[tuple[Tensor, ...]]: ...
 @overload
 def grad(
@@ -417,25 +320,22 @@ def grad(
         >>> tg.grad(tg.grad(lambda x: x**3))(2.0)
         tensor(12., dtype=float32)
     """
-    single, wanted = _checked("grad", f, argnums, has_aux)
+    _check_call("grad", f, has_aux)
 
     @wraps(f)
     def only_grad(*args: Any, **kwargs: Any) -> Any:
-        _, grads, aux = _gradient("grad", f, wanted, has_aux, args, kwargs)
-        found = grads[0] if single else tuple(grads)
-        return (found, aux) if has_aux else found
+        _, grads, aux = _gradient("grad", f, argnums, has_aux, args, kwargs)
+        return (grads, aux) if has_aux else grads
 
     return only_grad
 
 
-def _checked(op: str, f: Any, argnums: Any, has_aux: Any) -> tuple[bool, Any]:
-    """Return whether `argnums` is one index, and all of them; raise unless f is a function."""
+def _check_call(op: str, f: Any, has_aux: Any = False) -> None:
+    """Raise ArgumentError unless f is a function."""
     check_function(
         op, f, f"{op}(f) returns a new function; for the gradients of a tensor call its backward()"
     )
     check_flag(op, "has_aux", has_aux)
-    single = isinstance(argnums, int | np.integer)
-    return single, (argnums,) if single else argnums
 
 
 @overload
@@ -498,31 +398,26 @@ def _forward(
 ) -> tuple[Any, Any, Any]:
     """Return f(*primals), its tangent, and its aux."""
     inputs, directions = _along(op, f, primals, tangents)
-    level, outer = object(), mode.forward if mode.grad_enabled else None
-    duals = [dual(x, level, t) for x, t in zip(inputs.tensors, directions, strict=True)]
-    forward = Forward(
-        (*(() if outer is None else outer.levels), level),
-        mode.grad_enabled and (outer is None or outer.is_recorded),
-        outer is not None and outer.keeps_inputs,
+    level, (result, aux) = run_along(
+        lambda *duals: _with_aux(op, f(*inputs.tree.build(duals)), has_aux),
+        inputs.tensors,
+        directions,
     )
-    arguments = inputs.build(duals)
-    with replaced(mode, forward=forward, grad_enabled=True):
-        result, aux = _with_aux(op, f(*arguments), has_aux)
-    ys, tree = _outputs(op, result)
-    pairs = [_parted(y, level) for y in ys]
-    y, dy = (tree.build([pair[i] for pair in pairs], "results" if i else "build") for i in range(2))
-    return y, dy, trees.mapped(lambda x: _parted(x, level)[0], aux)
+    outputs = _outputs(op, result)
+    ys, dys = zip(*[_parted(y, level) for y in outputs.tensors], strict=True)
+    aux = trees.mapped(lambda x: _parted(x, level)[0], aux)
+    return outputs.tree.build(ys), outputs.tree.build(dys, "results"), aux
 
 
 def _along(
     op: str, f: Callable[..., Any], primals: Any, tangents: Any
-) -> tuple[_Inputs, list[Tensor]]:
+) -> tuple[_Leaves, list[Tensor]]:
     """Return arguments and their tangents, checked."""
     check_function(op, f)
     primals, tangents = _several(op, "primals", primals), _several(op, "tangents", tangents)
     _check_count(op, tangents, primals)
-    inputs = _Inputs(op, [f"primals[{i}]" for i in range(len(primals))], primals)
-    return inputs, inputs.tangents("tangents", tangents)
+    inputs = _inputs(op, [f"primals[{i}]" for i in range(len(primals))], primals)
+    return inputs, inputs.beside("tangents", tangents)
 
 
 def _check_count(op: str, tangents: Sequence[Any], primals: Sequence[Any]) -> None:
@@ -539,17 +434,17 @@ def _parted(y: Tensor, level: object) -> tuple[Tensor, Tensor]:
     if not mode.grad_enabled:
         return y.detach(), _zeros(y) if t is None else t.detach()
     if t is not None:
-        flows = y.node is not FORWARD_ONLY
-        value = Tensor(y.data, flows or bool(known), edge_of(y) if flows or known else None)
-        if known:
-            value.tangents = known
-        y = value
-    y, t = second.without_dead_graphs([y, _zeros(y) if t is None else t])
-    return y, t
+        y = Tensor(y.data, True, y.node)
+        y.tangents = known
+    t = _zeros(y) if t is None else t
+    return second.without_dead_graph(y), second.without_dead_graph(t)
 
 
 class _RecordedRun:
     """A function that has run with its graph recorded, to go through in both directions.
+
+    Args:
+        once: the function returns a scalar, and its graph is gone through once, by `pull`.
 
     Attributes:
         y: what the function returned.
@@ -563,49 +458,96 @@ class _RecordedRun:
         primals: Sequence[Any],
         has_aux: bool = False,
         names: Sequence[str] = (),
+        once: bool = False,
     ) -> None:
         names = names or [f"primals[{i}]" for i in range(len(primals))]
-        self.op, self.inputs = op, _Inputs(op, names, primals)
+        self.inputs, self._once = _inputs(op, names, primals), once
         nested = _is_nested()
         self._constant = not nested  # then another derivative of a later call takes y for constant
-        arguments = self.inputs.build([second.as_argument(x) for x in self.inputs.tensors])
-        self._edges = _edges(arguments)
-        with _differentiating(self._edges, nested):
+        marked = nested or not once
+        arguments = self.inputs.tree.build(
+            [second.as_argument(x) if marked else Tensor(x.data, True) for x in self.inputs.tensors]
+        )
+        self._edges = [edge_of(x) for x in trees.flatten(arguments)[0]]
+        with replaced(
+            mode,
+            inside_grad=True,
+            grad_enabled=True,
+            arguments=mode.arguments | {*self._edges},
+            forward=reversible() if nested else None,
+        ):
             result, aux = _with_aux(op, f(*arguments), has_aux)
-        self.outputs, self.tree = _outputs(op, result)
-        self.y: Any = self.tree.build([_outside(y) for y in self.outputs])
+        if once:
+            _check_scalar(op, result)
+        self.outputs = _outputs(op, result)
+        self.y: Any = self.outputs.tree.build([_outside(y) for y in self.outputs.tensors])
         self.aux: Any = trees.mapped(_outside, aux)
-
-    def cotangents(self, name: str, dy: Any) -> list[Tensor]:
-        """Return the leaves of a gradient of the outputs, checked."""
-        leaves = self.tree.leaves_of(self.op, name, dy)
-        names = zip(self.tree.names(name), self.tree.names("y"), strict=True)
-        triples = zip(names, leaves, self.outputs, strict=True)
-        return [_beside(self.op, own, leaf, of, y) for (own, of), leaf, y in triples]
 
     def pull(self, dys: Sequence[Tensor | None]) -> list[Tensor]:
         """Return J^T dy for each argument; a dy of None is zero."""
-        pairs = zip(self.outputs, dys, strict=True)
+        pairs = zip(self.outputs.tensors, dys, strict=True)
         seeds = [(y, dy) for y, dy in pairs if dy is not None]
-        found: list[Tensor | None]
+        grads: list[Tensor | None]
         if _is_nested():
-            found = second.gradients_of_results(seeds, self._edges, self._constant)
+            grads = second.gradients_of_results(seeds, self._edges, self._constant)
         else:
             with replaced(mode, forward=None):
-                arrays = second.array_gradients([(y, dy.data) for y, dy in seeds], self._edges)
-            found = [None if g is None else Tensor(g) for g in arrays]
+                plain = [(y, dy.data) for y, dy in seeds]
+                arrays = second.array_gradients(plain, self._edges, not self._once)
+            grads = [
+                None if g is None else Tensor(cast(g, x.dtype))
+                for g, x in zip(arrays, self.inputs.tensors, strict=True)
+            ]
         return [
             _zeros(x) if g is None else _outside(g)
-            for g, x in zip(found, self.inputs.tensors, strict=True)
+            for g, x in zip(grads, self.inputs.tensors, strict=True)
         ]
+
+    def gradient(self) -> list[Tensor]:
+        """Return the gradient of a scalar for each argument."""
+        (y,) = self.outputs.tensors
+        return self.pull([Tensor(namespace(y.data).ones_like(y.data))])
 
     def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         """Return J t for each output; a t of None is zero."""
         modes = {"autocast": None} if _is_nested() else {"grad_enabled": False, "forward": None}
         with replaced(mode, **modes):
-            found = second.tangents_along(self.outputs, self._edges, tangents, self._constant)
-        pairs = zip(found, self.outputs, strict=True)
-        return [_zeros(y) if t is None else _outside(t) for t, y in pairs]
+            ys = self.outputs.tensors
+            ts = second.tangents_along(ys, self._edges, tangents, self._constant)
+        return [_zeros(y) if t is None else _outside(t) for t, y in zip(ts, ys, strict=True)]
+
+
+def _run_by(
+    op: str, f: Callable[..., Any], argnums: Any, args: Any, kwargs: Any, **options: Any
+) -> tuple[_RecordedRun, Callable[..., Any]]:
+    """Run f, to be differentiated by the arguments in `argnums`.
+
+    Returns:
+        The run, and a function that returns an argument, or a tuple of several, with other tensors.
+    """
+    single = isinstance(argnums, int | np.integer)
+    indices = [_argument(op, i, len(args)) for i in ((argnums,) if single else argnums)]
+    distinct = list(dict.fromkeys(indices))
+
+    def of_chosen(*chosen: Any) -> Any:
+        given = dict(zip(distinct, chosen, strict=True))
+        return f(*[given.get(i, arg) for i, arg in enumerate(args)], **kwargs)
+
+    def build(tensors: Sequence[Tensor], how: trees.How) -> Any:
+        built = dict(zip(distinct, run.inputs.tree.build(tensors, how), strict=True))
+        return built[indices[0]] if single else tuple([built[i] for i in indices])
+
+    names = [f"argument {i}" for i in distinct]
+    run = _RecordedRun(op, of_chosen, [args[i] for i in distinct], names=names, **options)
+    return run, build
+
+
+def _gradient(
+    op: str, f: Callable[..., Any], argnums: Any, has_aux: bool, args: Any, kwargs: Any
+) -> tuple[Tensor, Any, Any]:
+    """Return the value of f, its gradient by the arguments in `argnums`, and its aux."""
+    run, build = _run_by(op, f, argnums, args, kwargs, has_aux=has_aux, once=True)
+    return run.y, build(run.gradient(), "results"), run.aux
 
 
 @overload
@@ -652,8 +594,8 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     run = _RecordedRun("vjp", f, primals, has_aux)
 
     def pullback(dy: Any) -> Any:
-        grads = run.pull(run.cotangents("dy", dy))
-        return tuple(run.inputs.build(grads, "results"))
+        grads = run.pull(run.outputs.beside("dy", dy))
+        return run.inputs.tree.build(grads, "results")
 
     return (run.y, pullback, run.aux) if has_aux else (run.y, pullback)
 
@@ -700,8 +642,8 @@ def linearize(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> An
 
     def f_jvp(*tangents: Any) -> Any:
         _check_count("linearize", tangents, primals)
-        ts = run.push(run.inputs.tangents("tangents", tangents))
-        return run.tree.build(ts, "results")
+        ts = run.push(run.inputs.beside("tangents", tangents))
+        return run.outputs.tree.build(ts, "results")
 
     return (run.y, f_jvp, run.aux) if has_aux else (run.y, f_jvp)
 
@@ -744,14 +686,14 @@ def _hessian_product(op: str, f: Callable[..., Any], primals: Any, tangents: Any
     """Return H t: the gradient of the tangent of f."""
     _along(op, f, primals, tangents)
 
-    def slope(*arguments: Any) -> Tensor:
+    def along_tangents(*arguments: Any) -> Tensor:
         y, dy, _ = _forward(op, f, arguments, tangents)
         _check_scalar(op, y)
-        found: Tensor = dy
-        return found
+        slope: Tensor = dy
+        return slope
 
-    _, grads, _ = _gradient(op, slope, range(len(primals)), False, tuple(primals), {})
-    return trees.rebuilt(primals, grads)
+    run = _RecordedRun(op, along_tangents, primals, once=True)
+    return run.inputs.tree.build(run.gradient(), "results")
 
 
 def ggnvp(
@@ -789,10 +731,10 @@ def ggnvp(
     check_function("ggnvp", loss, name="loss")
     _, directions = _along("ggnvp", f, primals, tangents)
     run = _RecordedRun("ggnvp", f, primals)
-    dy = run.tree.build(run.push(directions), "results")
+    dy = run.outputs.tree.build(run.push(directions), "results")
     (product,) = _hessian_product("ggnvp", loss, (run.y,), (dy,))
-    grads = run.pull(run.cotangents("the product with the Hessian of loss", product))
-    return trees.rebuilt(primals, run.inputs.build(grads, "results"))  # type: ignore[no-any-return]
+    grads = run.pull(run.outputs.beside("the product with the Hessian of loss", product))
+    return run.inputs.tree.build(grads, "results")  # type: ignore[no-any-return]
 
 
 @overload
@@ -840,36 +782,22 @@ def jacobian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) ->
 
 
 def _jacobian(op: str, f: Callable[..., Any], argnums: Any) -> _Derivative[Any]:
-    single, wanted = _checked(op, f, argnums, False)
+    _check_call(op, f)
 
     @wraps(f)
     def with_jacobian(*args: Any, **kwargs: Any) -> Any:
-        indices = [_argument(op, i, len(args)) for i in wanted]
-        distinct = list(dict.fromkeys(indices))
+        def without_modules(*args: Any, **kwargs: Any) -> Any:
+            return trees.without_modules(f(*args, **kwargs))
 
-        def of_chosen(*chosen: Any) -> Any:
-            given = dict(zip(distinct, chosen, strict=True))
-            return trees.without_modules(
-                f(*[given.get(i, arg) for i, arg in enumerate(args)], **kwargs)
-            )
-
-        names = [f"argument {i}" for i in distinct]
-        run = _RecordedRun(op, of_chosen, [args[i] for i in distinct], names=names)
-        blocks = _blocks(op, run)
-
-        def of_output(row: list[Tensor]) -> Any:
-            built = dict(zip(distinct, run.inputs.build(row, "plain"), strict=True))
-            each = [built[i] for i in indices]
-            return each[0] if single else tuple(each)
-
-        return run.tree.build([of_output(row) for row in blocks])
+        run, build = _run_by(op, without_modules, argnums, args, kwargs)
+        return run.outputs.tree.build([build(row, "plain") for row in _blocks(op, run)])
 
     return with_jacobian
 
 
 def _blocks(op: str, run: _RecordedRun) -> list[list[Tensor]]:
     """Return the Jacobian of each output by each input."""
-    inputs, outputs = run.inputs.tensors, run.outputs
+    inputs, outputs = run.inputs.tensors, run.outputs.tensors
     rows, columns = (sum([x.size for x in tensors]) for tensors in (outputs, inputs))
     _check_fits(op, rows, inputs)
     by_column = columns < rows
@@ -986,14 +914,14 @@ def hessian(f: Callable[..., Any], argnums: _Index | tuple[_Index, ...] = 0) -> 
         tensor([[ 8.,  2.],
                 [ 2., 14.]], dtype=float32)
     """
-    _, wanted = _checked("hessian", f, argnums, False)
     twice = _jacobian("hessian", _jacobian("hessian", f, argnums), argnums)
 
     @wraps(f)
     def with_hessian(*args: Any, **kwargs: Any) -> Any:
+        wanted = (argnums,) if isinstance(argnums, int | np.integer) else argnums
         indices = sorted({_argument("hessian", i, len(args)) for i in wanted})
         names = [f"argument {i}" for i in indices]
-        inputs = _Inputs("hessian", names, [args[i] for i in indices]).tensors
+        inputs = _inputs("hessian", names, [args[i] for i in indices]).tensors
         _check_fits("hessian", sum([x.size for x in inputs]), inputs)
         return twice(*args, **kwargs)
 

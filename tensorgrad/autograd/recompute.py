@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tensorgrad import random
 from tensorgrad.amp import Casts
 from tensorgrad.autograd import second
@@ -29,17 +27,15 @@ from tensorgrad.autograd.tangents import (
     Tangents,
     tangent_of,
     tangents_of,
-    walked_by,
 )
-from tensorgrad.core import backward, nodes
-from tensorgrad.core.arrays import cast
+from tensorgrad.core import nodes
 from tensorgrad.core.backend import Shape
 from tensorgrad.core.checks import check_function
 from tensorgrad.core.dtypes import Dtype
 from tensorgrad.core.errors import GradError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode, replaced
-from tensorgrad.core.nodes import Edge, Node, Output, edge_of
+from tensorgrad.core.nodes import Edge, Node, Output
 from tensorgrad.core.tensor import Tensor
 
 
@@ -138,18 +134,9 @@ def _frontier(results: Sequence[Tensor], version: int) -> list[Edge]:
 
 def _backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     call: _Call = saved[0]
-    if type(dy) is not list:
-        (y,) = _again(call)
-        return backward.gradients(y, dy, call.edges)
-    results = zip(_again(call), dy, strict=True)
-    starts = [(edge_of(x), array) for x, array in results if array is not None]
-    start = Node("outputs", [edge for edge, _ in starts], _hand_out, (), np.empty(()))
-    start.saved = [cast(array, edge.dtype) for edge, array in starts]
-    return backward.gradients_from(start, np.zeros(()), call.edges, retain_graph=False)
-
-
-def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:
-    return saved
+    pairs = zip(_again(call), dy if type(dy) is list else [dy], strict=True)
+    seeds = [(x, array) for x, array in pairs if array is not None]
+    return second.array_gradients(seeds, call.edges, retain_graph=False)
 
 
 def _walk(node: Node, dys: Tangents, needs: Needs) -> Sequence[Tensor | None]:
@@ -159,7 +146,7 @@ def _walk(node: Node, dys: Tangents, needs: Needs) -> Sequence[Tensor | None]:
     return second.gradients(seeds, call.edges)
 
 
-walked_by(_walk, _backward)
+second.WALKS[_backward] = _walk
 
 
 @tangent_of(_backward)

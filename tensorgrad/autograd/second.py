@@ -7,7 +7,7 @@ follow from the tangent of the op; see tangents.py. Tests: tests/autograd/test_s
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from tensorgrad.autograd.tangents import (
     tangent,
     tangent_of,
     tangents_of,
-    walk_of,
 )
 from tensorgrad.core import backward
 from tensorgrad.core.backend import Array
@@ -39,11 +38,14 @@ from tensorgrad.core.gradient import (
     unwrapped,
 )
 from tensorgrad.core.modes import mode, replaced
-from tensorgrad.core.nodes import RECORDED, Edge, Node, Output, edge_of
+from tensorgrad.core.nodes import RECORDED, Edge, Node, Output, edge_of, frontier
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
 Seeds = Sequence[tuple[Tensor, Tensor]]  # y and dy of each
+# By the backward function of an op whose gradient in recorded ops is a walk over another graph: the
+# function of its node, of a gradient or None for each output, and of needs, that returns them.
+WALKS: dict[Any, Callable[[Node, Tangents, Needs], Sequence[Tensor | None]]] = {}
 
 
 def gradients(seeds: Seeds, edges: Sequence[Edge], constant: bool = False) -> list[Tensor | None]:
@@ -87,7 +89,7 @@ def _backward_to_leaves(y: Tensor, dy: Any, retain_graph: bool | None) -> None:
         )
     array = backward.seed_of(y, dy)
     seed = dy if isinstance(dy, Tensor) and dy.data is array else Tensor(array)
-    ends = _leaves(y)
+    ends: list[Any] = frontier(y, 0)  # no op is older, so that all are leaves
     with replaced(mode, grad_enabled=True):
         for leaf, dx in zip(ends, gradients([(y, seed)], ends), strict=True):
             if dx is not None:
@@ -96,22 +98,6 @@ def _backward_to_leaves(y: Tensor, dy: Any, retain_graph: bool | None) -> None:
     for leaf in ends:
         for hook in leaf.hooks or ():
             hook(leaf)
-
-
-def _leaves(y: Tensor) -> list[Tensor]:
-    """Return the leaves that a tensor depends on, in an order that depends on the graph alone."""
-    found: dict[Tensor, None] = {}
-    seen: set[Any] = {None}
-    stack: list[Any] = [edge_of(y)]
-    while stack:
-        edge = stack.pop()
-        if edge not in seen:
-            seen.add(edge)
-            if type(edge) in RECORDED:
-                stack += edge.edges
-            else:
-                found[edge] = None
-    return list(found)
 
 
 def _add_to_leaf(leaf: Tensor, dx: Tensor) -> None:
@@ -190,51 +176,44 @@ def as_argument(x: Tensor) -> Tensor:
     return y
 
 
-def without_dead_graphs(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return results of a derivative, without a graph where it leads nowhere.
+def without_dead_graph(x: Tensor) -> Tensor:
+    """Return a result of a derivative, without a graph where it leads nowhere.
 
     A graph leads to leaves that require a gradient, and to the arguments of the gradients that run.
     """
-    dead: set[Edge | None] = {None}
-
-    def alive(x: Tensor) -> Tensor:
-        if not x.requires_grad:
-            return x
-        flows, known = _leads_on(x, dead), {k: alive(t) for k, t in tangents_of(x).items()}
-        if not known:
-            return x if flows else Tensor(x.data)
-        y = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
-        y.tangents = known
-        return y
-
-    return [alive(x) for x in tensors]
+    if not x.requires_grad:
+        return x
+    flows, known = _leads_on(x), {k: without_dead_graph(t) for k, t in tangents_of(x).items()}
+    if not known:
+        return x if flows else Tensor(x.data)
+    y = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
+    y.tangents = known
+    return y
 
 
 def gradients_of_results(
     seeds: Seeds, edges: Sequence[Edge], constant: bool = False
 ) -> list[Tensor | None]:
     """Return what `gradients` does, with a history only where the graph leads on."""
-    dead: set[Edge | None] = {None}
     starts = [x for y, dy in seeds for x in ((dy,) if constant else (y, dy))]
-    flows = any([_leads_on(x, dead) for x in starts if x.requires_grad])
+    flows = any([_leads_on(x) for x in starts if x.requires_grad])
     forward: Forward | None = mode.forward
     if forward is not None and not flows:
-        forward = Forward(forward.levels, False, forward.keeps_inputs)
+        forward = forward._replace(is_recorded=False)
     with replaced(mode, forward=forward, grad_enabled=flows or forward is not None):
         return gradients(seeds, edges, constant)
 
 
-def _leads_on(x: Tensor, dead: set[Edge | None]) -> bool:
-    """Whether the graph of a tensor leads on; adds the edges that do not to `dead`."""
-    seen: set[Edge | None] = set()
+def _leads_on(x: Tensor) -> bool:
+    """Whether the graph of a tensor leads on."""
+    seen: set[Edge | None] = {None}
     stack: list[Any] = [edge_of(x)]
     while stack:
         edge = stack.pop()
         if edge in mode.arguments or type(edge) not in RECORDED:
             return True
         seen.add(edge)
-        stack += [other for other in edge.edges if other not in dead and other not in seen]
-    dead.update(seen)
+        stack += [other for other in edge.edges if other not in seen]
     return False
 
 
@@ -279,14 +258,14 @@ def pulled_back(node: Node, dy: Any, needs: Needs, constant: bool = False) -> li
     if op.inputs is not None:
         held.forward = op.inputs, op.tangents
     dys = _listed(dy)
-    walk = walk_of(node)
+    walk = WALKS.get(node.backward)
     if walk is not None:
         return list(walk(node, dys, needs))
     arrays = [None if each is None else each.data for each in dys]
     with np.errstate(over="ignore", invalid="ignore"), replaced(mode, autocast=None):
         found = node.backward(arrays if type(dy) is list else arrays[0], op.saved, needs)
         given = {
-            place: backward.fit(unwrapped(dx), _array_like(edge), False)
+            place: backward.fit(unwrapped(dx), edge, False)
             for place, (dx, edge, need) in enumerate(zip(found, node.edges, needs, strict=True))
             if need and dx is not None
         }
@@ -303,33 +282,23 @@ def pulled_back(node: Node, dy: Any, needs: Needs, constant: bool = False) -> li
 
 def _copy(node: Node, edges: Sequence[Any]) -> Node:
     """Return a copy of a node, which a walk over the graph that passes the node does not free."""
-    copy = Node(node.name, edges, node.backward, node.saved, np.empty(()))
-    copy.dtype, copy.shape, copy.version = node.dtype, node.shape, node.version
+    copy = Node(node.name, edges, node.backward, node.saved, node)
+    copy.version = node.version
     return copy
 
 
 def _constant(node: Node) -> Op:
     """Return the op of a node, with inputs that do not vary."""
     backward.check_saved(node)
-    edges = [None if edge is None else _end(edge) for edge in node.edges]
-    return Op(_copy(node, edges), node.saved)
-
-
-def _end(edge: Edge) -> Node:
-    """Return an edge in the place of another one, at which all walks end."""
-    end = Node("constant", [None], same, (), np.empty(()))
-    end.dtype, end.shape = edge.dtype, edge.shape
-    return end
+    ends = [
+        None if edge is None else Node("constant", [None], same, (), edge) for edge in node.edges
+    ]
+    return Op(_copy(node, ends), node.saved)  # all walks end there
 
 
 def _listed(dy: Any) -> list[Tensor | None]:
     """Return the gradients of the outputs of an op as a list."""
     return dy if type(dy) is list else [dy]
-
-
-def _array_like(edge: Any) -> Any:
-    """Return what has the shape and the dtype of an edge."""
-    return edge if type(edge) in RECORDED else edge.data
 
 
 def _like(edge: Any) -> Tensor | None:
@@ -361,13 +330,15 @@ def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
 
 
 def array_gradients(
-    seeds: Sequence[tuple[Tensor, Array]], edges: Sequence[Edge]
+    seeds: Sequence[tuple[Tensor, Any]], edges: Sequence[Edge], retain_graph: bool = True
 ) -> list[Array | None]:
-    """Return what `gradients` does, as arrays; the graph stays."""
-    flowing = [(y, dy) for y, dy in seeds if y.requires_grad]
-    start = Node("sum", [edge_of(y) for y, _ in flowing], _hand_out, (), np.empty(()))
+    """Return what `gradients` does, as arrays."""
+    flowing = [(edge_of(y), dy) for y, dy in seeds if y.requires_grad]
+    if len(flowing) == 1:
+        return backward.gradients_from(*flowing[0], edges, retain_graph)
+    start = Node("sum", [edge for edge, _ in flowing], _hand_out, (), np.empty(()))
     start.saved = [dy for _, dy in flowing]
-    return backward.gradients_from(start, np.zeros(()), edges)
+    return backward.gradients_from(start, np.zeros(()), edges, retain_graph)
 
 
 def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:

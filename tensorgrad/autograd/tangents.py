@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -36,11 +37,9 @@ Tangents: TypeAlias = "Sequence[Tensor | None]"  # None: the input is constant
 # rule(op, tangents) -> the tangent of the output, or one for each of several; None: it is constant
 Rule: TypeAlias = "Callable[..., Any]"
 _AnyRule = TypeVar("_AnyRule", bound=Rule)
-# walk(node, dys, needs) -> the gradients of the inputs, as tensors with a history
-Walk: TypeAlias = "Callable[[Node, Tangents, Sequence[Any]], Sequence[Tensor | None]]"
+_Result = TypeVar("_Result")
 
 _RULES: dict[Any, Rule] = {}
-_WALKS: dict[Any, Walk] = {}
 # The node of tensors that only forward mode differentiates: no gradient flows back from it.
 FORWARD_ONLY = Node("jvp", (), lambda dy, saved, needs: (), (), np.empty(()))
 
@@ -79,22 +78,7 @@ def tangent_of(*backward: Callable[..., Any]) -> Callable[[_AnyRule], _AnyRule]:
     return register
 
 
-def walked_by(walk: Walk, *backward: Callable[..., Any]) -> None:
-    """Give ops with these backward functions a gradient in recorded ops, in place of a tangent.
-
-    Args:
-        walk: takes the node, a gradient or None for each output, and for each input whether its
-            gradient is wanted. Returns the gradients of the inputs, as tensors with a history.
-        backward: what the nodes have.
-    """
-    _WALKS.update(dict.fromkeys(backward, walk))
-
-
-def walk_of(node: Node) -> Walk | None:
-    """Return what `walked_by` gave the op of a node."""
-    return _WALKS.get(node.backward)
-
-
+@dataclass(slots=True)
 class Op:
     """A recorded op, as its tangent rule sees it.
 
@@ -103,22 +87,14 @@ class Op:
         saved: what it saved for backward.
         inputs: the tensors that it depends on; None: only the node is left of them.
         tangents: of each output, see `tangents_of`.
-
-    Attributes:
         wanted: for each output whether its tangent is wanted.
     """
 
-    __slots__ = ("inputs", "node", "saved", "tangents", "wanted")
-
-    def __init__(
-        self,
-        node: Node,
-        saved: tuple[Any, ...],
-        inputs: Sequence[Tensor | None] | None = None,
-        tangents: Sequence[dict[object, Tensor]] = (),
-    ) -> None:
-        self.node, self.saved, self.inputs, self.tangents = node, saved, inputs, tangents
-        self.wanted: Sequence[bool] = ()
+    node: Node
+    saved: tuple[Any, ...]
+    inputs: Sequence[Tensor | None] | None = None
+    tangents: Sequence[dict[object, Tensor]] = ()
+    wanted: Sequence[bool] = ()
 
     def input(self, index: int, array: Array) -> Tensor:
         """Return an input as a tensor that gradients flow through.
@@ -227,7 +203,7 @@ def tangents_of(x: Tensor) -> dict[object, Tensor]:
     return found
 
 
-class Forward:
+class Forward(NamedTuple):
     """Forward mode: `mode.forward` while `jvp` runs a function.
 
     Args:
@@ -238,12 +214,9 @@ class Forward:
             differentiated in forward mode.
     """
 
-    __slots__ = ("is_recorded", "keeps_inputs", "levels")
-
-    def __init__(
-        self, levels: Sequence[object], is_recorded: bool = True, keeps_inputs: bool = False
-    ) -> None:
-        self.levels, self.is_recorded, self.keeps_inputs = levels, is_recorded, keeps_inputs
+    levels: Sequence[object]
+    is_recorded: bool = True
+    keeps_inputs: bool = False
 
     def record(
         self,
@@ -322,19 +295,31 @@ def along(
     Returns:
         The tangent of each result, None where it is constant.
     """
-    level, outer = object(), mode.forward or Forward((), mode.grad_enabled)
-    duals = [
-        x if x is None or t is None else dual(x, level, t)
-        for x, t in zip(primals, given, strict=True)
-    ]
-    forward = Forward((*outer.levels, level), outer.is_recorded, outer.keeps_inputs)
-    with replaced(mode, forward=forward, grad_enabled=True):
-        found = f(*duals)
-    each = found if isinstance(found, tuple | list) else (found,)
+    level, results = run_along(f, primals, given)
+    each = results if isinstance(results, tuple | list) else (results,)
     return [tangents_of(y).get(level) for y in each]
 
 
-def dual(x: Tensor, level: object, t: Tensor) -> Tensor:
+def run_along(
+    f: Callable[..., _Result], primals: Sequence[Tensor | None], given: Tangents
+) -> tuple[object, _Result]:
+    """Return a new level of forward mode and the result of a function, with tangents there.
+
+    The arguments are those of `along`.
+    """
+    level, outer = object(), mode.forward if mode.grad_enabled else None
+    duals = [
+        x if x is None or t is None else _dual(x, level, t)
+        for x, t in zip(primals, given, strict=True)
+    ]
+    if outer is None:
+        outer = Forward((), mode.grad_enabled)
+    forward = Forward((*outer.levels, level), outer.is_recorded, outer.keeps_inputs)
+    with replaced(mode, forward=forward, grad_enabled=True):
+        return level, f(*duals)
+
+
+def _dual(x: Tensor, level: object, t: Tensor) -> Tensor:
     """Return x with a tangent of a level; gradients flow to x."""
     flows = x.requires_grad and mode.grad_enabled
     y = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)

@@ -6,12 +6,16 @@ name; a parameter that has several names is one leaf. Tests: tests/autograd/test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
+
+# What the leaves of a tree that is built are: in the place of the leaves; tensors that belong to
+# them, such as gradients; or results of any shape.
+How: TypeAlias = Literal["build", "results", "plain"]
 
 
 class Container(NamedTuple):
@@ -19,21 +23,15 @@ class Container(NamedTuple):
 
     Args:
         children: returns what a container holds, by key.
-        build: `build(container, children)` returns another container with other children.
+        build: `build(container, children, how)` returns another container with other children.
         found: `found(other, container)` returns the children of a tree that stands for the
             container, such as its tangents; None where it is none.
-        results: as `build`, for tensors that belong to the children, such as gradients.
-        plain: as `build`, for results of any shape.
     """
 
     children: Callable[[Any], Mapping[Any, Any]]
-    build: Callable[[Any, Mapping[Any, Any]], Any]
+    build: Callable[[Any, Mapping[Any, Any], How], Any]
     found: Callable[[Any, Any], Mapping[Any, Any] | None]
-    results: Callable[[Any, Mapping[Any, Any]], Any]
-    plain: Callable[[Any, Mapping[Any, Any]], Any]
 
-
-How: TypeAlias = Literal["build", "results", "plain"]
 
 _KINDS: dict[type, Container] = {}
 
@@ -51,27 +49,25 @@ def kind_of(value: Any) -> Container | None:
     return None
 
 
-class Tree:
+class Tree(NamedTuple):
     """The structure of a tree, without its leaves.
 
     Args:
         container: with this structure; None where the tree is a leaf.
+        kind: of the container; None for a leaf.
         children: the structure of what it holds, by key.
     """
 
-    __slots__ = ("children", "container", "kind")
-
-    def __init__(
-        self, container: Any, kind: Container | None, children: Mapping[Any, Tree]
-    ) -> None:
-        self.container, self.kind, self.children = container, kind, children
+    container: Any
+    kind: Container | None
+    children: Mapping[Any, Tree]
 
     def build(self, leaves: Iterable[Any], how: How = "build") -> Any:
         """Return a tree with this structure.
 
         Args:
             leaves: in the order of `flatten`.
-            how: what the leaves are; see `Container`.
+            how: what the leaves are; see `How`.
         """
         remaining = iter(leaves)
 
@@ -79,7 +75,7 @@ class Tree:
             if tree.kind is None:
                 return next(remaining)
             children = {key: build(child) for key, child in tree.children.items()}
-            return getattr(tree.kind, how)(tree.container, children)
+            return tree.kind.build(tree.container, children, how)
 
         return build(self)
 
@@ -140,13 +136,6 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
     return leaves, structure(value)
 
 
-def rebuilt(container: Any, children: Sequence[Any]) -> Any:
-    """Return a list or a tuple, as the container is, of other children."""
-    kind = kind_of(container)
-    assert kind is not None
-    return kind.build(container, dict(enumerate(children)))
-
-
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Return a tree with function(tensor) in the place of each tensor; other leaves stay."""
     leaves, tree = flatten(value)
@@ -159,7 +148,7 @@ def without_modules(value: Any) -> Any:
     return tree.build(leaves, "plain")
 
 
-def _dictionary(container: Any, children: Mapping[Any, Any]) -> Any:
+def _dictionary(container: Any, children: Mapping[Any, Any], how: How) -> Any:
     if type(container) is dict:
         return dict(children)
     other = copy(container)  # such as an OrderedDict, or a defaultdict with its function
@@ -167,7 +156,7 @@ def _dictionary(container: Any, children: Mapping[Any, Any]) -> Any:
     return other
 
 
-def _tuple(container: Any, children: Mapping[Any, Any]) -> Any:
+def _sequence(container: Any, children: Mapping[Any, Any], how: How) -> Any:
     make = getattr(container, "_make", type(container))  # that of a named tuple
     return make(children.values())
 
@@ -180,17 +169,9 @@ def _same_length(other: Any, container: Any) -> Mapping[Any, Any] | None:
     return _numbered(other) if isinstance(other, list | tuple) else None
 
 
-def _register(
-    kind: type,
-    children: Callable[[Any], Mapping[Any, Any]],
-    build: Callable[[Any, Mapping[Any, Any]], Any],
-    found: Callable[[Any, Any], Mapping[Any, Any] | None],
-) -> None:
-    register(kind, Container(children, build, found, build, build))
-
-
-_register(dict, dict, _dictionary, lambda other, _: other if isinstance(other, dict) else None)
-_register(list, _numbered, lambda container, children: type(container)(children.values()),
-          _same_length)  # fmt: skip
-_register(tuple, _numbered, _tuple, _same_length)
-_register(type(None), lambda _: {}, lambda *_: None, lambda other, _: {} if other is None else None)
+register(dict, Container(dict, _dictionary, lambda x, _: x if isinstance(x, dict) else None))
+register(list, Container(_numbered, _sequence, _same_length))
+register(tuple, Container(_numbered, _sequence, _same_length))
+register(
+    type(None), Container(lambda _: {}, lambda *_: None, lambda x, _: {} if x is None else None)
+)

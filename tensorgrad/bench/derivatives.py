@@ -14,7 +14,6 @@ twice, and eager, as torch.compile refuses it; its gradient is compiled, with cu
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -23,13 +22,13 @@ import numpy as np
 
 from tensorgrad import graph
 from tensorgrad.autograd.functions import functional_call, hvp
-from tensorgrad.bench.memory import is_out_of_memory, release
+from tensorgrad.bench.memory import release
 from tensorgrad.bench.options import PRESET, Device, Peer, Precision, Sizes, is_measured
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.processes import in_new_process
+from tensorgrad.bench.step import measure_alone, note_failure, turns_of
 from tensorgrad.bench.steps import Preset, RankTimer, Step, model_case, settings_of
 from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import seconds_of, windows_in_turns
+from tensorgrad.bench.timing import seconds_of
 from tensorgrad.bench.torch_ddp import TORCH
 from tensorgrad.core import backend
 from tensorgrad.core.tensor import Tensor
@@ -91,21 +90,12 @@ def measure_derivatives(case: Case, device: str) -> Row:
         seconds_of(product, device)
     row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", 0))
     own["gradient"] = gradient
-    times = _turns(case, own, device)
+    times = turns_of(case, own, device)
     row |= {f"{name}_ms": timing["ms"] for name, timing in times.items()}
     row["times_gradient"] = row["hvp_ms"] / row["gradient_ms"]
     row |= {name: value for name, value in times["hvp"].items() if name != "ms"}
     del product, gradient, own
     return row | (_peers(case, device) if case["peer"] else {})
-
-
-def _turns(case: Case, each: dict[str, Step], device: str) -> dict[str, dict[str, float]]:
-    counts = {}
-    for name, step in each.items():
-        for _ in range(3):
-            seconds_of(step, device)
-        counts[name] = max(1, math.ceil(case["seconds"] / seconds_of(step, device)))
-    return windows_in_turns(each, device, case["windows"], counts)
 
 
 def _peers(case: Case, device: str) -> Row:
@@ -117,14 +107,12 @@ def _peers(case: Case, device: str) -> Row:
         try:
             if device != "cpu":
                 torch.cuda.reset_peak_memory_stats()
-            times = _turns(case, {name: _torch_step(name, case, device)}, device)
+            times = turns_of(case, {name: _torch_step(name, case, device)}, device)
             row[f"peer_{name}_ms"] = times[name]["ms"]
             if name == "hvp" and device != "cpu":
                 row["peer_peak_mb"] = round(torch.cuda.max_memory_reserved() / 1e6)
         except Exception as error:  # our figures of this row are right all the same
-            line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-            why = "out of memory" if is_out_of_memory(error) else line
-            row["message"] = f"{row.get('message', '')} PyTorch {name}: {why}".strip()
+            note_failure(row, name, error)
     if "peer_hvp_ms" in row and "peer_gradient_ms" in row:
         row["peer_times_gradient"] = row["peer_hvp_ms"] / row["peer_gradient_ms"]
     return row
@@ -199,6 +187,7 @@ def derivatives_sweep(
         *("hvp_ms", "gradient_ms", "times_gradient", "peak_mb", "first_s"),
         *("peer_hvp_ms", "peer_gradient_ms", "peer_times_gradient", "peer_peak_mb"),
     )
+    hidden = "layers", "width", "heads", "vocab"
     shown = "hvp_ms", "gradient_ms", "peer_hvp_ms", "peer_gradient_ms"
     draw = bars("Hessian-vector product", "ms", ("preset", "batch"), shown)
     if comm.size > 1:
@@ -211,15 +200,8 @@ def derivatives_sweep(
                 "Hessian-vector product on ranks", "ms", ("preset", "batch"), ("hvp_ms", "alone_ms")
             ),
             device,
-            hidden=("layers", "width", "heads", "vocab"),
+            hidden=hidden,
         )
         return
-    alone = partial(_measure_alone, device=device)
-    measure = partial(measure_derivatives, device=device) if device == "cpu" else alone
-    hidden = "layers", "width", "heads", "vocab"
+    measure = partial(measure_alone, measure_derivatives, device=device)
     yield Sweep("derivatives", cases, measure, results, draw, device, hidden=hidden)
-
-
-def _measure_alone(case: Case, device: str) -> Row:
-    row: Row = in_new_process(measure_derivatives, {"case": dict(case), "device": device})
-    return row

@@ -26,7 +26,7 @@ import importlib
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -80,7 +80,7 @@ def measure_step(case: Case, device: str) -> Row:
     row["host_ms"] = 1e3 * statistics.median(host_seconds(captured, device) for _ in range(20))
     row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", 0))
     steps: dict[str, Step] = {"eager": eager, "captured": captured}
-    times = _turns(case, steps, device)
+    times = turns_of(case, steps, device)
     faster = min(steps, key=lambda name: times[name]["ms"])
     row |= _beside_peers(case, times, {faster: steps[faster]}, device)
     row |= {f"{name}_ms": timing["ms"] for name, timing in times.items()}
@@ -94,9 +94,11 @@ def measure_step(case: Case, device: str) -> Row:
     return row
 
 
-def _measure_alone(case: Case, device: str) -> Row:
-    """Return the results of a row from a new process: PyTorch keeps memory of captured steps."""
-    row: Row = in_new_process(measure_step, {"case": dict(case), "device": device})
+def measure_alone(measure: Callable[[Case, str], Row], case: Case, device: str) -> Row:
+    """Return the results of a row, on a GPU from a new process: PyTorch keeps memory of graphs."""
+    if device == "cpu":
+        return measure(case, device)
+    row: Row = in_new_process(measure, {"case": dict(case), "device": device})
     return row
 
 
@@ -109,9 +111,7 @@ def _beside_peers(case: Case, times: Times, own: Mapping[str, Step], device: str
         try:
             found.append((mode, *_beside(mode, case, own, device)))
         except Exception as error:  # our figures of this row are right all the same
-            line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-            why = "out of memory" if is_out_of_memory(error) else line
-            row["message"] = f"{row.get('message', '')} PyTorch {mode}: {why}".strip()
+            note_failure(row, mode, error)
         finally:
             _reset_torch()
     row |= {_MODE_MS[mode]: turns["PyTorch"]["ms"] for mode, turns, _ in found}
@@ -136,10 +136,17 @@ def _beside(mode: str, case: Case, own: Mapping[str, Step], device: str) -> tupl
         seconds_of(step, device)
     if cuda is not None:
         row["peer_peak_mb"] = round(cuda.max_memory_reserved() / 1e6)
-    return _turns(case, {**own, "PyTorch": step}, device), row
+    return turns_of(case, {**own, "PyTorch": step}, device), row
 
 
-def _turns(case: Case, steps: Mapping[str, Step], device: str) -> Times:
+def note_failure(row: Row, name: str, error: Exception) -> None:
+    """Add to the message of a row why PyTorch failed at something."""
+    line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    why = "out of memory" if is_out_of_memory(error) else line
+    row["message"] = f"{row.get('message', '')} PyTorch {name}: {why}".strip()
+
+
+def turns_of(case: Case, steps: Mapping[str, Step], device: str) -> Times:
     """Return the times of steps that take turns in windows."""
     counts = {}
     for name, step in steps.items():
@@ -214,7 +221,7 @@ def step_sweep(
     shown = "eager_ms", "captured_ms", "peer_ms"
     draw = bars("Training step", "ms", ("preset", "batch"), shown)
     cases = [{**case, **windowed} for case in models]
-    measure = partial(measure_step if device == "cpu" else _measure_alone, device=device)
+    measure = partial(measure_alone, measure_step, device=device)
     yield Sweep("step", cases, measure, results, draw, device, hidden=_HIDDEN)
     if breakdown:
         kinds = [{**case, "kind": kind} for case in models for kind in KINDS]

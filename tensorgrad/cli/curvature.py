@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from tensorgrad.cli.sweeps import Progress
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.curvature.record import FILE, MATRICES, read_curvature
-from tensorgrad.curvature.runs import CurvatureOptions, measure_run
+from tensorgrad.curvature.record import FILE, read_curvature
+from tensorgrad.curvature.runs import DEFAULTS, CurvatureOptions, measure_run
 from tensorgrad.io.command import aligned
 from tensorgrad.io.files import write_json
 from tensorgrad.io.tables import to_markdown, write_text
@@ -26,17 +26,10 @@ def curvature(
     run: Path,
     /,
     *,
-    matrix: Literal[tuple(MATRICES)] = "hessian",  # type: ignore[valid-type]
-    checkpoints: Literal["all", "last"] = "all",
-    eigenvalues: int = 1,
-    tolerance: float = 0.01,
-    batches: int = 2,
+    options: Annotated[CurvatureOptions, Parameter(name="*")] = DEFAULTS,
     batch: int | None = None,
-    samples: int = 4,
-    steps: int = 32,
     dtype: Literal["float32", "tf32", "bfloat16", "float16"] = "float32",
     device: str = "auto",
-    seed: int = 0,
     json: bool = False,
     task: str | None = None,
     model_file: Annotated[str, Parameter(name="--model")] = "",
@@ -48,38 +41,25 @@ def curvature(
 
     Args:
         run: folder of the run.
-        matrix: hessian; gauss-newton or fisher of a language model.
-        checkpoints: all that the run has kept, or the last.
-        eigenvalues: how many of the largest, at most 20.
-        tolerance: the largest residual of an eigenvalue, as a fraction of it.
-        batches: batches of the training data, from the first step on, whose mean loss counts.
         batch: another batch size than the run's.
-        samples: random vectors for the density of the last checkpoint, 2 or more; 0: no density.
-        steps: products with each: how fine the density is.
         dtype: dtype of matrix products.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
-        seed: of random vectors.
         json: print what curvature.json has.
         task: the Python file of the run's task, if it is your own; it is executed.
         model_file: the Python file of the run's model, if it is your own; it is executed.
     """
-    for option, value, low in (
-        *(("eigenvalues", eigenvalues, 1), ("batches", batches, 1), ("steps", steps, 1)),
-        *(("samples", samples, 0), ("seed", seed, 0), ("tolerance", tolerance, 0)),
-    ):
-        if not value >= low:
+    lowest = {"eigenvalues": 1, "batches": 1, "steps": 1, "samples": 0, "seed": 0, "tolerance": 0}
+    for option, low in lowest.items():
+        if not (value := getattr(options, option)) >= low:
             raise ArgumentError(f"--{option}: got {value}, expected {low} or more")
-    if eigenvalues > 20:
-        raise ArgumentError(f"--eigenvalues: got {eigenvalues}, expected at most 20")
-    if samples == 1:
+    if options.eigenvalues > 20:
+        raise ArgumentError(f"--eigenvalues: got {options.eigenvalues}, expected at most 20")
+    if options.samples == 1:
         raise ArgumentError("--samples: got 1, expected 0, or 2 or more")
     kind, settings = task_of_run(run, task, model_file)
     rows = settings.batch if batch is None else batch
     one_part = {"batch": rows, "micro_batches": 1, "grad_dtype": "float32"}
     settings, place = choose_device(replace(settings, device=device, dtype=dtype, **one_part))
-    options = CurvatureOptions(
-        matrix, checkpoints, eigenvalues, tolerance, batches, samples, steps, seed
-    )
     prepared = kind(settings, run, resuming=True)
     prepared.prepare(place)
     with Progress("curvature", "product") as progress:

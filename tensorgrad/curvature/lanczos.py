@@ -55,11 +55,6 @@ class Krylov:
         self.count, self.beta, self.leak = 0, 0.0, np.zeros(rows)
         self._append(w, norm(w))
 
-    @property
-    def spans_all(self) -> bool:
-        """Whether the basis spans the whole space."""
-        return self.count == self.operator.size
-
     def vector(self, index: int) -> Array:
         """Return a vector of the basis, (N,)."""
         flat: Array = self._blocks[:, index].reshape(-1)
@@ -254,7 +249,7 @@ def eigenpairs(
         residuals, order = space.residuals(vectors), np.argsort(-sign * values, kind="stable")
         wanted, scale = order[:k], max(scale, float(np.abs(values).max()))
         limits = _limits(values, tolerance / 2, scale)
-        if space.spans_all or done + k >= max_products:
+        if space.count == size or done + k >= max_products:
             break
         if len(wanted) == k and (residuals <= limits)[wanted].all():
             if k == 1:

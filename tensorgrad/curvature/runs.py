@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DamagedError
 from tensorgrad.core.tensor import Tensor
@@ -18,6 +18,7 @@ from tensorgrad.curvature.estimates import density
 from tensorgrad.curvature.lanczos import eigenpairs
 from tensorgrad.curvature.models import model_fisher, model_gauss_newton, model_hessian
 from tensorgrad.curvature.operators import Operator, Progress
+from tensorgrad.curvature.record import MATRICES
 from tensorgrad.io.files import finite
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.ops.cross_entropy import cross_entropy
@@ -35,24 +36,27 @@ class CurvatureOptions:
     """Options of a measurement of a run's checkpoints.
 
     Args:
-        matrix: one of MATRICES.
-        checkpoints: "all", or "last" for the newest one.
-        eigenvalues: how many of the largest.
-        tolerance: see `eigenpairs`.
-        batches: of the training data, from the first step on.
-        samples: random vectors of the density of the newest checkpoint; 0: no density.
-        steps: products with each.
-        seed: of start vectors and random vectors.
+        matrix: hessian; gauss-newton or fisher of a language model.
+        checkpoints: all that the run has kept, or the last.
+        eigenvalues: how many of the largest, at most 20.
+        tolerance: the largest residual of an eigenvalue, as a fraction of it.
+        batches: batches of the training data, from the first step on, whose mean loss counts.
+        samples: random vectors for the density of the last checkpoint, 2 or more; 0: no density.
+        steps: products with each: how fine the density is.
+        seed: of random vectors.
     """
 
-    matrix: str = "hessian"
-    checkpoints: str = "all"
+    matrix: Literal[tuple(MATRICES)] = "hessian"  # type: ignore[valid-type]
+    checkpoints: Literal["all", "last"] = "all"
     eigenvalues: int = 1
     tolerance: float = 0.01
     batches: int = 2
     samples: int = 4
     steps: int = 32
     seed: int = 0
+
+
+DEFAULTS = CurvatureOptions()
 
 
 def measure_run(

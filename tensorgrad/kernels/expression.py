@@ -43,62 +43,31 @@ _BINARY: dict[type, str] = {
 }  # fmt: skip
 _SYMBOLS = frozenset(_BINARY.values())
 _LEAVES = ("name", "constant")
-# Functions without a derivative, or with one of 0.
-_FLAT = (
-    "<", "<=", ">", ">=", "==", "!=", "sign", "sign_bit", "is_nan", "is_inf", "is_finite",
-    "round_down", "round_up", "round_nearest", "round_toward_zero", "floor_quotient", "nextafter",
-    "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or",
-    "bitwise_xor", "invert", "left_shift", "right_shift", "int64",
-)  # fmt: skip
 # gelu_tanh(x) is x * sigmoid(angle). The angle and its derivative at a, bounded to +-30: beyond,
 # the second derivative of gelu_tanh is 0 in double too, where inf * 0 would be NaN.
 _BOUNDED = "minimum(maximum(a, -30), 30)"
 _SLOPE = f"(1.5957691216057308 + 0.21406444881780073 * {_BOUNDED} * {_BOUNDED})"
 _ANGLE = f"({_BOUNDED} * (1.5957691216057308 + 0.07135481627260025 * {_BOUNDED} * {_BOUNDED}))"
-# Gradients of the operators and functions: expressions of dy, the operands a, b, c and the value y,
-# as in a row of the elementwise table; "" where there is none.
+# Gradients of functions that are no rows of the elementwise table, or whose row has another form:
+# expressions of dy, the operands a, b, c and the value y; "" where there is none.
 GRADIENTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(_FLAT, ()),
-    "negative": ("-dy",), "+": ("dy", "dy"), "-": ("dy", "-dy"), "*": ("dy * b", "dy * a"),
-    "/": ("dy / b", "-dy * y / b"), "where": ("", "where(a, dy, 0)", "where(a, 0, dy)"),
-    "positive": ("dy",), "float32": ("dy",), "float64": ("dy",), "number": ("dy",),
-    "exp": ("dy * y",), "expm1": ("dy * exp(a)",), "exp2": ("dy * 0.6931471805599453 * y",),
-    "log": ("dy / a",), "log1p": ("dy / (1 + a)",), "log2": ("dy * 1.4426950408889634 / a",),
-    "log10": ("dy * 0.4342944819032518 / a",), "logaddexp": ("dy * sigmoid(a - b)",
-                                                            "dy * sigmoid(b - a)"),
-    "sqrt": ("dy * 0.5 / y",), "cbrt": ("dy / (3 * y * y)",), "square": ("dy * 2 * a",),
-    "power": ("dy * where(b == 0, b / where(a > 0, a, 1), b * power(a, where(b == 0, 0, b - 1)))",
-              "dy * y * log(where(a <= 0, 1, a))"),
-    "hypot": ("dy * where(y == 0, 0, a / where(y == 0, 1, y))",
-              "dy * where(y == 0, 0, b / where(y == 0, 1, y))"),
-    "sin": ("dy * cos(a)",), "cos": ("-dy * sin(a)",), "tan": ("dy * (1 + y * y)",),
-    "asin": ("dy / sqrt((1 - a) * (1 + a))",), "acos": ("-dy / sqrt((1 - a) * (1 + a))",),
-    "atan": ("dy / (1 + a * a)",),
-    "atan2": ("dy * b / (a * a + b * b)", "-dy * a / (a * a + b * b)"),
-    "sinh": ("dy * cosh(a)",), "cosh": ("dy * sinh(a)",), "tanh": ("dy * (1 - y * y)",),
-    "asinh": ("dy / hypot(a, 1)",), "acosh": ("dy / (sqrt(a - 1) * sqrt(a + 1))",),
-    "atanh": ("dy / ((1 - a) * (1 + a))",),
-    "maximum": ("where(a == b, dy * 0.5, where(a < b, 0, dy))",
-                "where(a == b, dy * 0.5, where(b < a, 0, dy))"),
-    "minimum": ("where(a == b, dy * 0.5, where(a > b, 0, dy))",
-                "where(a == b, dy * 0.5, where(b > a, 0, dy))"),
-    "absolute": ("dy * sign(a)",), "copysign": ("where(sign_bit(a) == sign_bit(b), dy, -dy)", ""),
-    "floor_modulo": ("dy", "-dy * floor_quotient(a, b)"),
-    "modulo": ("dy", "-dy * round_toward_zero(a / b)"),
-    "erf": ("dy * 1.1283791670955126 * exp(-a * a)",), "normal_cdf": ("dy * normal_pdf(a)",),
+    **dict.fromkeys(("logical_not", "int64"), ()),
+    **dict.fromkeys(("float32", "float64", "number"), ("dy",)),
+    "negative": ("-dy",),
+    "expm1": ("dy * exp(a)",),
+    "copysign": ("where(sign_bit(a) == sign_bit(b), dy, -dy)", ""),
     "normal_pdf": ("-dy * minimum(maximum(a, -40), 40) * y",),  # inf * 0 is NaN
-    "sigmoid": ("dy * y * sigmoid(-a)",), "softplus": ("dy * sigmoid(a)",),
+    "sigmoid": ("dy * y * sigmoid(-a)",),
     "silu_derivative": (
         "dy * sigmoid(a) * sigmoid(-a)"
         " * (2 + minimum(maximum(a, -800), 800) * (sigmoid(-a) - sigmoid(a)))",
     ),
-    "gelu_tanh": ("dy * gelu_tanh_derivative(a)",),
     "gelu_tanh_derivative": (
         f"dy * sigmoid({_ANGLE}) * sigmoid(-{_ANGLE}) * (2 * {_SLOPE} + {_BOUNDED} * ("
         f"0.42812889763560147 * {_BOUNDED}"
         f" + {_SLOPE} * {_SLOPE} * (sigmoid(-{_ANGLE}) - sigmoid({_ANGLE}))))",
     ),
-}  # fmt: skip
+}
 
 
 class Differentiable(Protocol):
@@ -107,6 +76,18 @@ class Differentiable(Protocol):
     operands: list[str]
     gradients: tuple[str, ...]
     tangents: tuple[str, ...]
+
+
+ROWS: dict[str, Differentiable] = {}  # the elementwise table, by the value of each row
+
+
+def rule_of(kind: str) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of the operands of an operator or function, and its gradients by them."""
+    if kind in GRADIENTS:
+        return "abc", GRADIENTS[kind]
+    values = f"{kind}(x)", f"a {kind} b", f"{kind}(a, b)", f"{kind}(c, a, b)"
+    row = next(ROWS[value] for value in values if value in ROWS)
+    return row.operands, row.tangents
 
 
 @lru_cache(maxsize=1024)
@@ -210,7 +191,7 @@ class Expressions:
         kind, row = self._nodes[index][:2]
         if kind == "row":
             return row.operands, row.gradients if first else row.tangents
-        return "abc", GRADIENTS[kind]
+        return rule_of(kind)
 
     def copied(self, source: Expressions, index: int, names: Mapping[str, int]) -> int:
         """Return an expression of another set in this one, `names` replaced."""

@@ -693,36 +693,31 @@ def _trainable(module: Module) -> dict[str, Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def _with_arguments(module: Module, tensors: Mapping[str, Tensor]) -> Module:
-    """Return a copy of a module, with the arguments of a derivative for its parameters."""
-    own, twins = _trainable(module), dict[int, Tensor]()
-    for name, x in tensors.items():
-        twin = twins[id(own[name])] = _as_parameter(x, own[name])
-        twin.requires_grad = True
-    return module._with(twins)
+def _built(module: Module, tensors: Mapping[str, Tensor], how: trees.How) -> Any:
+    """Return a module that holds tensors for its trainable parameters; see `trees.Container`.
 
-
-def _with_results(module: Module, tensors: Mapping[str, Tensor]) -> Module:
-    """Return a copy of a module that holds a tensor for each parameter; zeros for frozen ones."""
-    others = {
-        id(p): _as_parameter(Tensor(_zeros_like(p.data)), p)
-        for p in module.parameters()
-        if not p.requires_grad
-    }
+    Results have zeros for frozen parameters; those of any shape are a dictionary.
+    """
+    if how == "plain":
+        return dict(tensors)
     own = _trainable(module)
-    return module._with(
-        others | {id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()},
-        stands_in=False,
-    )
+    by_id = {id(own[name]): x for name, x in tensors.items()}
+    if how == "results":
+        frozen = [p for p in module.parameters() if not p.requires_grad]
+        by_id |= {id(p): Tensor(_zeros_like(p.data)) for p in frozen}
+    return with_tensors(module, by_id, stands_in=how == "build")
 
 
-def with_tensors(module: Module, tensors: Mapping[int, Tensor]) -> Module:
-    """Return a copy of a module that holds other tensors, by the id of each parameter."""
+def with_tensors(module: Module, tensors: Mapping[int, Tensor], stands_in: bool = False) -> Module:
+    """Return a copy of a module that holds other tensors, by the id of each parameter.
+
+    With `stands_in` it computes for the module, see `_with`, and its tensors require a gradient.
+    """
     own = {id(p): p for p in module.parameters()}
-    return module._with(
-        {key: _as_parameter(x, own[key]) for key, x in tensors.items() if key in own},
-        stands_in=False,
-    )
+    others = {key: _as_parameter(x, own[key]) for key, x in tensors.items() if key in own}
+    for parameter in others.values():
+        parameter.requires_grad |= stands_in
+    return module._with(others, stands_in)
 
 
 def _as_parameter(x: Tensor, like: Parameter) -> Parameter:
@@ -756,29 +751,19 @@ def _tensors_for(other: Any, module: Module) -> Mapping[str, Any] | None:
     They are the parameters of another module, or those of a dictionary, where a parameter with
     several names may have any of them.
     """
+    own, first = dict(module._all_parameters()), dict[int, str]()
     if isinstance(other, Module):
-        given: Mapping[str, Any] = dict(other._all_parameters())
-        frozen = {name for name, p in module._all_parameters() if not p.requires_grad}
-        given = {name: x for name, x in given.items() if name not in frozen}
+        frozen = {name for name, p in own.items() if not p.requires_grad}
+        given = {name: x for name, x in other._all_parameters() if name not in frozen}
     elif isinstance(other, Mapping):
-        given = other
+        given = dict(other)
     else:
         return None
-    first: dict[int, str] = {}
-    names = {
-        name: first.setdefault(id(p), name)
-        for name, p in module._all_parameters()
-        if p.requires_grad
-    }
+    names = {name: first.setdefault(id(p), name) for name, p in own.items() if p.requires_grad}
     return {names.get(name, name): x for name, x in given.items()}
 
 
-trees.register(
-    Module,
-    trees.Container(
-        _trainable, _with_arguments, _tensors_for, _with_results, lambda _, tensors: dict(tensors)
-    ),
-)
+trees.register(Module, trees.Container(_trainable, _built, _tensors_for))
 
 
 def _moved(array: Array, device: DtypeLike | None, dtype: Dtype | None) -> Array:

@@ -24,7 +24,7 @@ from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
 from tensorgrad.core.checks import check_integer, check_shape
-from tensorgrad.core.dtypes import compute_dtype, int32
+from tensorgrad.core.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradient, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
@@ -47,11 +47,7 @@ from tensorgrad.kernels.attention.options import (
 from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.arguments import broadcast, mask_operand
-from tensorgrad.ops.attention_tangent import (
-    attention_tangent,
-    attention_tangent_packed,
-    gradient_dtype,
-)
+from tensorgrad.ops.attention_tangent import attention_tangent, attention_tangent_packed
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.philox import fill_keep
 from tensorgrad.ops.rotary import rotary, rotated, rotation_of, turned
@@ -364,7 +360,7 @@ def attention_varlen(
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    dtype = gradient_dtype(saved[0])
+    dtype = _gradient_dtype(saved[0])
     gradients = [backend.empty(a.shape, dtype, like=a) for a in saved[:3]]
     _write_gradients(dy, saved, gradients)
     return gradients
@@ -375,7 +371,7 @@ def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     q, k, _, _, _, options, _ = saved
     (batch, heads, length, width), kv_heads = q.shape, k.shape[1]
     parts = heads + 2 * kv_heads
-    dqkv = backend.empty((batch, length, parts * width), gradient_dtype(q), like=q)
+    dqkv = backend.empty((batch, length, parts * width), _gradient_dtype(q), like=q)
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
     # column sums are those of what is written, before it is rotated back
     column_sums = _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), not rotation)
@@ -386,7 +382,7 @@ def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def _backward_varlen(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    dtype = gradient_dtype(saved[0])
+    dtype = _gradient_dtype(saved[0])
     gradients = [empty_result(a, dtype) for a in saved[:3]]
     _write_gradients(dy[None].swapaxes(1, 2), saved, gradients)
     return [gradient[0].swapaxes(0, 1) for gradient in gradients]
@@ -469,6 +465,11 @@ def _write_gradients(dy: Array, saved: Saved, gradients: Any, sums: bool = False
     for gradient in gradients:
         gradient[...] = 0
     return None
+
+
+def _gradient_dtype(q: Array) -> Dtype:
+    """Return the dtype that backward writes; the walk casts where it is not that of the inputs."""
+    return compute_dtype(q.dtype) if type(q) is np.ndarray else q.dtype
 
 
 def _cast(op: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

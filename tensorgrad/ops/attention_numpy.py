@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -61,79 +61,6 @@ def backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
         arrays = q[:, :, rows], k[:, :, keys], v[:, :, keys], y[:, :, rows], logsumexp[:, :, rows]
         results = dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]
         _backward(dy[:, :, rows], ForwardPass(*arrays, own), results)
-
-
-def tangent(done: ForwardPass, tangents: Sequence[Array | None]) -> Array:
-    """Return the tangent of the result; see attention_tangent.py.
-
-    Args:
-        done: the operands and results of forward.
-        tangents: of q, k and v; None for one that is constant.
-    """
-    q, k, _, _, _, options = done
-    y = empty_result(q, q.dtype)
-    if _is_short(q, k, options):
-        merged = _pass_of_heads(done)
-        result = tangent(merged, [None if t is None else _as_heads(t) for t in tangents])
-        y[...] = result.reshape(q.shape)
-        return y
-    moved = _without_none(tangents, done)
-    for rows, keys, own in _sequences(options):
-        places = rows, keys, keys
-        parts = [t[:, :, place] for t, place in zip(moved, places, strict=True)]
-        _tangent(_part(done, rows, keys, own), parts, y[:, :, rows])
-    return y
-
-
-def tangent_backward(
-    dy: Array,
-    done: ForwardPass,
-    tangents: Sequence[Array | None],
-    ty: Array,
-    gradients: Sequence[Array | None],
-) -> None:
-    """Write the gradients of `tangent` by q, k, v and their tangents; None: it is not wanted."""
-    q, k, _, _, _, options = done
-    if _is_short(q, k, options):
-        pieces: list[Any] = [
-            None if g is None else np.empty(_as_heads(g).shape, g.dtype) for g in gradients
-        ]
-        moved: Any = [None if t is None else _as_heads(t) for t in tangents]
-        tangent_backward(_as_heads(dy), _pass_of_heads(done), moved, _as_heads(ty), pieces)
-        for gradient, piece in zip(gradients, pieces, strict=True):
-            if gradient is not None:
-                gradient[...] = piece.reshape(gradient.shape)
-        return
-    moved = _without_none(tangents, done)
-    for rows, keys, own in _sequences(options):
-        places = rows, keys, keys
-        parts = [t[:, :, place] for t, place in zip(moved, places, strict=True)]
-        results = [
-            None if gradient is None else gradient[:, :, place]
-            for gradient, place in zip(gradients, places * 2, strict=True)
-        ]
-        part = _part(done, rows, keys, own)
-        _tangent_backward(dy[:, :, rows], part, parts, ty[:, :, rows], results)
-
-
-def _pass_of_heads(done: ForwardPass) -> ForwardPass:
-    return ForwardPass._make([*map(_as_heads, done[:5]), _options_of_heads(done.options)])
-
-
-def _part(done: ForwardPass, rows: slice, keys: slice, options: AttentionOptions) -> ForwardPass:
-    """Return the pass of one sequence."""
-    q, k, v, y, logsumexp, _ = done
-    return ForwardPass(
-        q[:, :, rows], k[:, :, keys], v[:, :, keys], y[:, :, rows], logsumexp[:, :, rows], options
-    )
-
-
-def _without_none(tangents: Sequence[Array | None], done: ForwardPass) -> list[Array]:
-    """Return the tangents, zeros for None."""
-    return [
-        np.broadcast_to(np.zeros((), x.dtype), x.shape) if t is None else t
-        for t, x in zip(tangents, done[:3], strict=True)
-    ]
 
 
 def _is_short(q: Array, k: Array, options: AttentionOptions) -> bool:
@@ -241,122 +168,6 @@ def _backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
             dk[b, groups], dv[b, groups] = dkeys, dvalues
 
     backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
-
-
-def _tangent(done: ForwardPass, tangents: Sequence[Array], out: Array) -> None:
-    options = done.options
-    blocks = _Blocks(done.q.shape, done.k.shape, options)
-
-    def run(pieces: slice) -> None:
-        for b, heads, groups in blocks.units[pieces]:
-            unit = _Unit(done, tangents, b, groups)
-            for rows, seen in blocks.queries:
-                place = b, heads, rows
-                block = unit.block(blocks, place, seen)
-                kept = block.kept(options, (*place, seen))
-                changes = np.multiply(block.t, kept, out=block.t)
-                mixed = _product(changes, unit.v[:, seen])
-                out[place] = mixed + _product(kept, unit.tv[:, seen])
-
-    backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
-
-
-def _tangent_backward(
-    dy: Array,
-    done: ForwardPass,
-    tangents: Sequence[Array],
-    ty: Array,
-    gradients: Sequence[Array | None],
-) -> None:
-    options, dtype = done.options, done.logsumexp.dtype
-    blocks = _Blocks(done.q.shape, done.k.shape, options)
-    dq, dk, dv, dtq, dtk, dtv = gradients
-
-    def run(pieces: slice) -> None:
-        for b, heads, groups in blocks.units[pieces]:
-            unit = _Unit(done, tangents, b, groups)
-            sums = [np.zeros_like(unit.k) for _ in range(4)]
-            for rows, seen in blocks.queries:
-                place = b, heads, rows
-                block = unit.block(blocks, place, seen)
-                kept = block.kept(options, (*place, seen))
-                g = np.ascontiguousarray(dy[place], dtype)
-                by_weights = _product(g, unit.v[:, seen].swapaxes(-1, -2))
-                by_moved = _product(g, unit.tv[:, seen].swapaxes(-1, -2))
-                if options.keep is not None:
-                    keep = options.keep[(*place, seen)] * dtype.type(1 / (1 - options.dropout))
-                    by_weights *= keep
-                    by_moved *= keep
-                by_weights -= np.vecdot(g, done.y[place], dtype=dtype)[..., None]
-                by_moved -= np.vecdot(g, ty[place], dtype=dtype)[..., None]
-                by_moved += block.t * by_weights
-                e, d = block.weights * by_weights, block.weights * by_moved
-                pairs = (
-                    ((d, block.q), (e, block.tq)),
-                    ((block.t * kept, g),),
-                    ((e, block.q),),
-                    ((kept, g),),
-                )
-                for total, terms in zip(sums, pairs, strict=True):
-                    for left, right in terms:
-                        total[:, seen] += _product_over_rows(left, right, unit.k)
-                if dq is not None:
-                    found = _product(d, unit.k[:, seen]) + _product(e, unit.tk[:, seen])
-                    dq[place] = found * dtype.type(options.scale)
-                if dtq is not None:
-                    found = _product(e, unit.k[:, seen])
-                    dtq[place] = found * dtype.type(options.scale)
-            for gradient, total in zip((dk, dv, dtk, dtv), sums, strict=True):
-                if gradient is not None:
-                    gradient[b, groups] = total
-
-    backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
-
-
-class _Unit:
-    """The keys and values of some heads of a sequence, and their tangents, in C order."""
-
-    def __init__(self, done: ForwardPass, tangents: Sequence[Array], b: int, groups: slice) -> None:
-        dtype = done.logsumexp.dtype
-        self.done, self.t_queries = done, tangents[0]
-        self.k, self.v, self.tk, self.tv = (
-            np.ascontiguousarray(x[b, groups], dtype)
-            for x in (done.k, done.v, tangents[1], tangents[2])
-        )
-
-    def block(self, blocks: _Blocks, place: tuple[int, slice, slice], seen: slice) -> _TangentBlock:
-        """Return the weights of a block of queries and the tangents of their scores."""
-        done, options = self.done, self.done.options
-        dtype = done.logsumexp.dtype
-        q, tq = (
-            np.multiply(x[place], options.scale, dtype=dtype, order="C")
-            for x in (done.q, self.t_queries)
-        )
-        keys = self.k[:, seen].swapaxes(-1, -2)
-        weights = _product(q, keys)
-        weights -= done.logsumexp[place][..., None]
-        blocks.mask(weights, options.bias, (*place, seen))
-        np.exp(weights, out=weights)
-        t = _product(q, self.tk[:, seen].swapaxes(-1, -2))
-        t += _product(tq, keys)
-        t -= np.vecdot(weights, t)[..., None]
-        return _TangentBlock(q, tq, weights, t)
-
-
-class _TangentBlock(NamedTuple):
-    """Some queries and their tangents times the scale, weights, and t = tS - rowsum(P tS)."""
-
-    q: Array
-    tq: Array
-    weights: Array
-    t: Array
-
-    def kept(self, options: AttentionOptions, place: Any) -> Array:
-        """Return the weights after dropout."""
-        if options.keep is None:
-            return self.weights
-        scale = self.weights.dtype.type(1 / (1 - options.dropout))
-        return self.weights * options.keep[place] * scale
 
 
 class _Blocks:

@@ -11,42 +11,39 @@ Its backward, for G the gradient of tO: u = G V^T, w = G tV^T, ub = rowsum(G O),
     dQ = s (D K + E tK)      dK = s (D^T Q + E^T tQ)      dV = (P (tS - r))^T G
 
 Neither keeps a (Tq, Tk) matrix: P follows from the logsumexp of forward. Dropout scales P in front
-of V and tV, and so u and w. `attention_numpy.py` is the reference. Where there are no kernels, and
-for its own tangent, the definition in recorded ops runs. Tests:
+of V and tV, and so u and w. Where there are no kernels, as on the CPU, and for its own tangent, the
+tangent follows from the definition of attention in recorded ops, which is the reference too. Tests:
 tests/ops/test_attention_derivatives.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
-from tensorgrad.autograd.tangents import Op, Tangents, tangent_of
+from tensorgrad.autograd.tangents import Op, Tangents, along, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.attention import tangent as cuda
 from tensorgrad.kernels.attention.options import (
     ALL,
-    Arrays,
     AttentionOptions,
     ForwardPass,
     Sequences,
     TangentPass,
     empty_result,
 )
-from tensorgrad.ops import attention_numpy
-from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.philox import fill_keep
 from tensorgrad.ops.shape import astype, reshape
-from tensorgrad.ops.softmax import row_products, softmax
+from tensorgrad.ops.softmax import softmax
 
 _NAME = "tangent of attention"
 
@@ -63,10 +60,13 @@ def attention_tangent(inputs: Tangents, done: ForwardPass) -> Tensor:
     """
     if _runs_unfused(done):
         return attention_tangent_unfused(inputs, done.options)
-    tangents = [data_of(x) for x in inputs[3:]]
-    ty, means = _value(done, tangents)
-    saved = (*done, done.options.bias, *tangents, ty, means)
-    return record(_NAME, ty, inputs, _backward, saved)
+    zeros = backend.namespace(done.q).zeros_like
+    tangents = [
+        Tensor(zeros(a)) if x is None else x for a, x in zip(done[:3], inputs[3:], strict=True)
+    ]
+    moved = _pass_of(done, [t.data for t in tangents])
+    saved = (*moved, moved.options.bias)
+    return record(_NAME, moved.ty, (*inputs[:3], *tangents), _backward, saved)
 
 
 def attention_tangent_packed(
@@ -86,100 +86,65 @@ def attention_tangent_packed(
     if _runs_unfused(done):
         y = attention_tangent_unfused([*unpack(qkv), *unpack(t)], done.options)
         return reshape(y.swapaxes(1, 2), shape)
-    ty, means = _value(done, unpack(t.data))
-    saved = (*done, done.options.bias, t.data, ty, means, unpack)
-    return record(_NAME, ty.swapaxes(1, 2).reshape(shape), (qkv, t), _backward_packed, saved)
+    moved = _pass_of(done, unpack(t.data))
+    saved = (*moved, moved.options.bias, t.data, unpack)
+    y = moved.ty.swapaxes(1, 2).reshape(shape)
+    return record(_NAME, y, (qkv, t), _backward_packed, saved)
 
 
 def _runs_unfused(done: ForwardPass) -> bool:
     """Whether there is no kernel, and the definition runs."""
     if type(done.q) is np.ndarray or not (done.y.size and done.k.size):
-        return False
+        return True
     return not cuda.supports(done[:3], done.options)
 
 
-def _value(done: ForwardPass, tangents: Sequence[Array | None]) -> tuple[Array, Array | None]:
-    """Return the tangent, and on a GPU the means of the tangents of scores."""
-    if not (done.y.size and done.k.size):
-        ty = empty_result(done.q, done.q.dtype)
-        ty[...] = 0
-        return ty, None
-    if type(done.q) is np.ndarray:
-        return attention_numpy.tangent(done, tangents), None
-    return cuda.forward(
-        done[:3], done.y, done.logsumexp, _without_none(tangents, done), done.options
-    )
-
-
-def _without_none(tangents: Sequence[Array | None], done: ForwardPass) -> Arrays:
-    """Return the tangents, zeros for None."""
-    zeros = backend.namespace(done.q).zeros_like
-    tq, tk, tv = (zeros(x) if t is None else t for t, x in zip(tangents, done[:3], strict=True))
-    return tq, tk, tv
-
-
-def _write_gradients(
-    dy: Array,
-    done: ForwardPass,
-    tangents: Sequence[Array | None],
-    ty: Array,
-    means: Array | None,
-    gradients: Sequence[Array | None],
-) -> None:
-    """Write the gradients of q, k, v and their tangents; None: it is not wanted."""
-    if not (done.y.size and done.k.size):
-        for gradient in gradients:
-            if gradient is not None:
-                gradient[...] = 0
-    elif means is None:
-        attention_numpy.tangent_backward(dy, done, tangents, ty, gradients)
-    else:
-        of_tangent = TangentPass(*done[:5], *_without_none(tangents, done), ty, means, done.options)
-        cuda.backward(dy, of_tangent, gradients)
+def _pass_of(done: ForwardPass, tangents: Sequence[Array]) -> TangentPass:
+    """Return the tangent, and what its backward needs."""
+    tq, tk, tv = tangents
+    results = cuda.forward(done[:3], done.y, done.logsumexp, (tq, tk, tv), done.options)
+    return TangentPass(*done[:5], tq, tk, tv, *results, done.options)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    done, tangents, (ty, means) = ForwardPass(*saved[:6]), saved[7:10], saved[10:]
-    like = [*done[:3], *done[:3]]
+    done = TangentPass(*saved[:-1])
     gradients = [
-        empty_result(a, gradient_dtype(a)) if need else None
-        for a, need in zip(like, needs, strict=True)
+        empty_result(a, a.dtype) if need else None
+        for a, need in zip((*done[:3], *done[:3]), needs, strict=True)
     ]
-    _write_gradients(dy, done, tangents, ty, means, gradients)
+    cuda.backward(dy, done, gradients)
     return gradients
 
 
 def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    done, (_, t, ty, means, unpack) = ForwardPass(*saved[:6]), saved[6:]
+    *arrays, _, t, unpack = saved
+    done = TangentPass(*arrays)
     batch, heads, length, width = done.q.shape
-    dtype = gradient_dtype(done.q)
-    gradients = [backend.empty(t.shape, dtype, like=t) if need else None for need in needs]
+    gradients = [backend.empty(t.shape, done.q.dtype, like=t) if need else None for need in needs]
     parts = [(None,) * 3 if gradient is None else unpack(gradient) for gradient in gradients]
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
-    each = [part for three in parts for part in three]
-    _write_gradients(dy, done, unpack(t), ty, means, each)
+    cuda.backward(dy, done, [part for three in parts for part in three])
     return gradients
-
-
-def gradient_dtype(q: Array) -> Dtype:
-    """Return the dtype that backward writes; the walk casts where it is not that of the inputs."""
-    return compute_dtype(q.dtype) if type(q) is np.ndarray else q.dtype
 
 
 @tangent_of(_backward)
 def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
-    arrays = (*op.saved[:3], *op.saved[7:10])
-    inputs = [None if array is None else op.input(i, array) for i, array in enumerate(arrays)]
-    return _second_unfused(inputs, changes, op.saved[5])
+    done = TangentPass(*op.saved[:-1])
+    arrays = done.q, done.k, done.v, done.tq, done.tk, done.tv
+    inputs = [op.input(i, array) for i, array in enumerate(arrays)]
+    return along(lambda *xs: attention_tangent_unfused(xs, done.options), inputs, changes)[0]
 
 
 @tangent_of(_backward_packed)
-def _second_tangent_packed(op: Op, uqkv: Tensor | None, ut: Tensor | None) -> Tensor:
-    options, (_, t, _, _, unpack) = op.saved[5], op.saved[6:]
-    whole = (op.input(0, _packed(op.saved[:3], unpack, t)), op.input(1, t), uqkv, ut)
-    parts: list[Any] = [part for x in whole for part in ([None] * 3 if x is None else unpack(x))]
-    y = cast(Tensor, _second_unfused(parts[:6], parts[6:], options))
-    return reshape(y.swapaxes(1, 2), op.node.shape)
+def _second_tangent_packed(op: Op, *changes: Tensor | None) -> Tensor | None:
+    *arrays, options, _, t, unpack = op.saved
+
+    def f(qkv: Tensor, t: Tensor) -> Tensor:
+        y = attention_tangent_unfused([*unpack(qkv), *unpack(t)], options)
+        return reshape(y.swapaxes(1, 2), op.node.shape)
+
+    inputs = op.input(0, _packed(arrays[:3], unpack, t)), op.input(1, t)
+    return along(f, inputs, changes)[0]
 
 
 def _packed(arrays: Sequence[Array], unpack: Callable[[Any], Any], like: Array) -> Array:
@@ -197,98 +162,26 @@ def attention_tangent_unfused(inputs: Tangents, options: AttentionOptions) -> Te
         inputs: as for `attention_tangent`.
         options: of the attention, without rotation.
     """
-    work = _Unfused(inputs, options)
-    q, k, v, tq, tk, tv = work.grouped(inputs)
-    weights, t = work.weights(q, k), _sum_of(((tq, k), (q, tk)), True)
-    change = None if t is None else work.changed(weights, t)
-    return cast(Tensor, work.result(((change, v), (weights, tv))))
+    return cast(Tensor, along(partial(_defined, options=options), inputs[:3], inputs[3:])[0])
 
 
-def _second_unfused(
-    inputs: Tangents, changes: Tangents, options: AttentionOptions
-) -> Tensor | None:
-    """Return the tangent of `attention_tangent_unfused` for changes u of its inputs, op by op.
-
-    With M = P (tS - r): change(M) V + M uV + change(P) tV + P utV, and
-    change(M) = change(P) (tS - r) + P (utS - rowsum(P utS)) - P rowsum(change(P) tS).
-    """
-    work = _Unfused(inputs, options)
-    q, k, v, tq, tk, tv = work.grouped(inputs)
-    uq, uk, uv, utq, utk, utv = work.grouped(changes)
-    weights, t = work.weights(q, k), _sum_of(((tq, k), (q, tk)), True)
-    u = _sum_of(((uq, k), (q, uk)), True)
-    ut = _sum_of(((utq, k), (tq, uk), (uq, tk), (q, utk)), True)
-    by_t = None if t is None else work.changed(weights, t)
-    by_u = None if u is None else work.changed(weights, u)
-    by_both = None if ut is None else work.changed(weights, ut)
-    if t is not None and by_u is not None:
-        curved = by_u * (t - row_products(weights, t)) - weights * row_products(by_u, t)
-        curved = curved * options.scale
-        by_both = curved if by_both is None else by_both + curved
-    return work.result(((by_both, v), (by_t, uv), (by_u, tv), (weights, utv)))
-
-
-class _Unfused:
-    """The steps of attention in recorded ops, on tensors (B, Hkv, H / Hkv, T, D)."""
-
-    def __init__(self, inputs: Tangents, options: AttentionOptions) -> None:
-        q, k, _ = (cast(Tensor, x) for x in inputs[:3])
-        (batch, heads, length, _), (groups, steps) = q.shape, k.shape[1:3]
-        self._shape, self._groups, self._scale = q.shape, groups, options.scale
-        self._mask, keep = _mask(options, q.data, steps), _keep(options, q.data, steps)
-        matrix = (batch, groups, heads // groups, length, steps)
-        if self._mask is not None:
-            xp = backend.namespace(q.data)
-            self._mask = xp.broadcast_to(self._mask, (batch, heads, length, steps)).reshape(matrix)
-        self._factor: Tensor | None = None
-        if keep is not None:
-            scale = 1 / (1 - options.dropout)
-            self._factor = Tensor(keep.reshape(matrix).astype(compute_dtype(q.dtype)) * scale)
-
-    def grouped(self, inputs: Tangents) -> list[Tensor | None]:
-        """Return q, k, v and their tangents, (B, Hkv, H / Hkv or 1, T, D), in float32 or 64."""
-        found: list[Tensor | None] = []
-        for x in inputs:
-            if x is not None:
-                batch, heads, *rest = x.shape
-                wide = astype(x, compute_dtype(x.dtype), copy=False)
-                x = reshape(wide, (batch, self._groups, heads // self._groups, *rest))
-            found.append(x)
-        return found
-
-    def weights(self, q: Tensor | None, k: Tensor | None) -> Tensor:
-        """Return the weights before dropout."""
-        scores = cast(Tensor, _sum_of(((q, k),), True))
-        return softmax(scores, scale=self._scale, mask=self._mask)
-
-    def changed(self, weights: Tensor, t: Tensor) -> Tensor:
-        """Return the tangent of the weights from that of q k^T."""
-        return _weight_tangent(weights, t, row_products(weights, t), self._scale)
-
-    def result(self, terms: Sequence[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
-        """Return the sum of products of weights, after dropout, and values; (B, H, T, D)."""
-        if self._factor is not None:
-            factor = self._factor
-            terms = [(None if a is None else a * factor, b) for a, b in terms]
-        total = _sum_of(terms, False)
-        return None if total is None else reshape(total, self._shape)
-
-
-def _sum_of(
-    pairs: Sequence[tuple[Tensor | None, Tensor | None]], transposed: bool
-) -> Tensor | None:
-    """Return the sum of the products of pairs that are both there, b transposed if said so."""
-    terms = [
-        matmul(a, b.swapaxes(-1, -2) if transposed else b)
-        for a, b in pairs
-        if a is not None and b is not None
-    ]
-    return sum(terms[1:], terms[0]) if terms else None
-
-
-@fuse
-def _weight_tangent(weights: Tensor, t: Tensor, average: Tensor, scale: float) -> Tensor:
-    return weights * (t - average) * scale
+def _defined(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+    """Return attention in recorded ops, (B, H, Tq, D), in float32 or 64."""
+    (batch, heads, length, _), (groups, steps) = q.shape, k.shape[1:3]
+    mask, keep = _mask(options, q.data, steps), _keep(options, q.data, steps)
+    matrix, dtype = (batch, groups, heads // groups, length, steps), compute_dtype(q.dtype)
+    if mask is not None:
+        xp = backend.namespace(q.data)
+        mask = xp.broadcast_to(mask, (batch, heads, length, steps)).reshape(matrix)
+    queries, keys, values = (
+        reshape(astype(x, dtype, copy=False), (batch, groups, n // groups, *x.shape[2:]))
+        for x, n in ((q, heads), (k, groups), (v, groups))
+    )
+    scores = matmul(queries, keys.swapaxes(-1, -2))
+    weights = softmax(scores, scale=options.scale, mask=mask)
+    if keep is not None:
+        weights = weights * Tensor(keep.reshape(matrix).astype(dtype) / (1 - options.dropout))
+    return reshape(matmul(weights, values), q.shape)
 
 
 def _mask(options: AttentionOptions, q: Array, steps: int) -> Array | None:

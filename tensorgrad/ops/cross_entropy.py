@@ -10,13 +10,14 @@ Tests: tests/ops/test_cross_entropy.py.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, Never, SupportsIndex, get_args
+from typing import Any, Literal, NamedTuple, Never, SupportsIndex, cast, get_args
 
 import numpy as np
 
-from tensorgrad.autograd.tangents import Op, tangent_of
+from tensorgrad.autograd.tangents import Op, along, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
+from tensorgrad.core.backward import gradients
 from tensorgrad.core.checks import (
     axis_index,
     check_between,
@@ -28,7 +29,7 @@ from tensorgrad.core.checks import (
 from tensorgrad.core.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Early, Gradients, Needs, Saved
-from tensorgrad.core.modes import mode
+from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.nodes import assigned_since
 from tensorgrad.core.operands import integer_array, tensor_of
 from tensorgrad.core.record import record
@@ -42,8 +43,7 @@ from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import logsumexp, mean
 from tensorgrad.ops.reduce import sum as reduce_sum
 from tensorgrad.ops.shape import astype, moveaxis, reshape
-from tensorgrad.ops.softmax import log_softmax, row_products
-from tensorgrad.ops.softmax import softmax as softmax_op
+from tensorgrad.ops.softmax import log_softmax
 
 __all__ = ["cross_entropy", "nll_loss"]
 Reduction = Literal["mean", "sum", "none"]
@@ -322,30 +322,30 @@ def _tangent(op: Op, t: Tensor) -> Tensor:
             f"{op.node.name}: the logits or the targets were assigned to after the loss was "
             "computed, expected a copy, for this derivative"
         )
-    logits = op.input(0, again.logits)
-    rows = (-1, logits.shape[-1])
-    targets, options, reduction = again[1:]
-    losses = tangents_of_losses(
-        reshape(logits, rows), reshape(t, rows), targets.reshape(-1), options
-    )
-    return reduced_tangents(losses, targets, options, reduction)
+    ids, options, reduction = again.targets.reshape(-1), again.options, again.reduction
+    classes = again.logits.shape[-1]
+    logits, t = (reshape(x, (-1, classes)) for x in (op.input(0, again.logits), t))
+    losses = tangents_of_losses(logits, t, ids, options, classes)
+    return reduced_rows(losses, ids, options, reduction).reshape(op.node.shape)
 
 
 def tangents_of_losses(
-    logits: Tensor, t: Tensor, ids: Array, options: LossOptions, classes: int | None = None
+    logits: Tensor, t: Tensor, ids: Array, options: LossOptions, classes: int
 ) -> Tensor:
-    """Return the tangents of the losses of rows; see `rows_tangent_numpy`.
+    """Return the tangents of the losses of rows; see `losses_of_rows`.
 
     Args:
         logits, t: (N, width), logits and their tangents.
         ids: (N,), the targets.
         options: of the loss.
-        classes: the first columns, which count; None: all.
+        classes: the first columns, which count.
 
     Returns:
         (N,), of the dtype that logits are computed in; 0 where the target is ignored.
     """
-    saved = (logits.data, t.data, ids, options, logits.shape[1] if classes is None else classes)
+    if type(ids) is np.ndarray:
+        return _defined_tangents(logits, t, ids, options, classes)
+    saved = (logits.data, t.data, ids, options, classes)
     losses = backend.empty(ids.shape, compute_dtype(logits.dtype), like=ids)
     _rows_tangent(losses, saved, None)
     return record("tangent of cross_entropy", losses, (logits, t), _rows_backward, saved)
@@ -354,11 +354,6 @@ def tangents_of_losses(
 def _rows_tangent(losses: Array, saved: Saved, dy: Array | None) -> Gradients:
     """Write the tangents of the losses; return the gradients by logits and t, for dy not None."""
     logits, t, ids, options, classes = saved
-    if type(ids) is np.ndarray:
-        x, moved = (array.astype(losses.dtype, order="C") for array in (logits, t))
-        counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-        rows_tangent_numpy(losses, x, moved, ids, counted, options, dy, classes)
-        return x, moved
     t = t.astype(logits.dtype, copy=False)
     alone = backend.contiguous if dy is None else _copied
     x, moved = alone(logits), alone(t)
@@ -377,47 +372,49 @@ def _rows_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_rows_backward)
-def _second_tangent(op: Op, u: Tensor | None, ut: Tensor | None) -> Tensor | None:
-    logits, t, ids, options, classes = op.saved
-    logits, t = op.input(0, logits), op.input(1, t)
-    found = None if ut is None else tangents_of_losses(logits, ut, ids, options, classes)
-    if u is None:
-        return found
-    curved = curvature_of_losses(logits, t, u, ids, options, classes)
-    return curved if found is None else found + curved
+def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
+    logits, t, *options = op.saved
+    inputs = op.input(0, logits), op.input(1, t)
+    return along(lambda x, t: _defined_tangents(x, t, *options), inputs, changes)[0]
 
 
-def curvature_of_losses(
-    logits: Tensor, t: Tensor, u: Tensor, ids: Array, options: LossOptions, classes: int
-) -> Tensor:
-    """Return u^T H t of each row, (N,), in recorded ops; H is the second derivative of its loss.
+def _defined_tangents(logits: Tensor, t: Tensor, *options: Any) -> Tensor:
+    """Return `tangents_of_losses` in recorded ops."""
+    return cast(Tensor, along(lambda x: losses_of_rows(x, *options), [logits], [t])[0])
 
-    The arguments are those of `tangents_of_losses`, and another tangent.
+
+def losses_of_rows(logits: Tensor, ids: Array, options: LossOptions, classes: int) -> Tensor:
+    """Return the losses of rows in recorded ops: the definition that tangents follow from.
+
+    Args:
+        logits: (N, width).
+        ids: (N,), the targets.
+        options: of the loss.
+        classes: the first columns, which count.
+
+    Returns:
+        (N,), of the dtype that logits are computed in; 0 where the target is ignored.
     """
-    dtype, z = compute_dtype(logits.dtype), options.z_loss
-    logits, t, u = (astype(x[:, :classes], dtype, copy=False) for x in (logits, t, u))
-    p, factor = softmax_op(logits), 1 + 2 * z * logsumexp(logits, -1, keepdims=True)
-    mean = row_products(p, t)
-    found = row_products(p * (factor * (t - mean) + 2 * z * mean), u)
-    counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
-    return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
+    counted = Tensor(_counted(ids, options))
+    x = astype(logits[:, :classes], compute_dtype(logits.dtype), copy=False)
+    x = where(counted[:, None], x, 0)  # rows that are ignored may hold anything
+    total, smoothing = logsumexp(x, -1), options.label_smoothing
+    target = take_along_axis(x, where(counted, Tensor(ids), 0)[:, None], -1)[:, 0]
+    losses = total + options.z_loss * total * total - (1 - smoothing) * target
+    if smoothing:
+        losses = losses - smoothing * mean(x, -1)
+    return where(counted, losses, 0)
 
 
-def reduced_tangents(
-    losses: Tensor, targets: Array, options: LossOptions, reduction: str
-) -> Tensor:
-    """Return the tangent of the reduced loss from those of the losses of rows, (N,)."""
-    if reduction == "none":
-        return reshape(losses, targets.shape)
-    total = reduce_sum(losses)
-    if reduction == "sum":
-        return total
-    if not losses.size:
-        return total * math.nan
-    if options.ignore_index is None:
-        return total / losses.size
-    count = backend.namespace(targets).maximum((targets != options.ignore_index).sum(), 1)
-    return total / Tensor(backend.namespace(targets).asarray(count, total.dtype))
+def reduced_rows(losses: Tensor, ids: Array, options: LossOptions, reduction: Any) -> Tensor:
+    """Return the reduced loss, or its tangent, from those of all rows, (N,)."""
+    weights = _counted(ids, options).astype(losses.dtype)
+    return _weighted_reduction(losses, Tensor(weights), reduction)
+
+
+def _counted(ids: Array, options: LossOptions) -> Array:
+    """Return which targets count."""
+    return ids == ids if options.ignore_index is None else ids != options.ignore_index
 
 
 def check_options(op: str, options: LossOptions, reduction: str) -> None:
@@ -515,64 +512,29 @@ def rows_tangent_numpy(
     losses: Array,
     logits: Array,
     tangents: Array,
-    targets: Array,
-    counted: Array,
+    ids: Array,
     options: LossOptions,
     scale: Array | None,
     classes: int,
 ) -> None:
     """Write the tangent of the loss of each row and, unless `scale` is None, its gradients.
 
-    With p the softmax, f = 1 + 2 z_loss logsumexp, q the target distribution and m = sum(p t):
-    tangent = m f - sum(q t), its gradient by t is p f - q, and by the logits
-    p (f (t - m) + 2 z_loss m).
-
     Args:
         losses: (N,), of the dtype of the logits.
-        logits, tangents: (N, width), logits and their tangents t; they become the gradients by
+        logits, tangents: (N, width), logits and their tangents; they become the gradients by
             them, times `scale`.
-        targets, counted: (N,).
+        ids: (N,), the targets.
         options: of the loss.
         scale: () or (N,).
         classes: the first columns, which count.
     """
-    target_part, each = 1 - options.label_smoothing, options.label_smoothing / classes
-    ids = np.where(counted, targets, 0).astype(np.intp, copy=False)
-    factors = None if scale is None else np.broadcast_to(scale, losses.shape)
-
-    def run(piece: slice) -> None:
-        x, t = logits[piece, :classes], tangents[piece, :classes]
-        place = np.arange(len(x)), ids[piece]
-        largest = x.max(-1, keepdims=True)
-        x -= largest
-        at_target = t[place]
-        np.exp(x, out=x)
-        total = x.sum(-1, keepdims=True)
-        x /= total
-        mean = np.vecdot(x, t)[:, None]
-        rise = 1 + 2 * options.z_loss * (np.log(total) + largest)
-        losses[piece] = (mean * rise)[:, 0] - target_part * at_target
-        if each:
-            losses[piece] -= each * t.sum(-1)
-        if factors is None:
-            return
-        own = factors[piece, None]
-        t -= mean
-        t *= rise * own
-        t += 2 * options.z_loss * mean * own
-        t *= x
-        x *= rise * own
-        x -= each * own
-        x[place] -= target_part * own[:, 0]
-        # The gradients are in each other's place.
-        by_tangents = x.copy()
-        x[...], t[...] = t, by_tangents
-        for gradient in (logits[piece], tangents[piece]):
-            gradient[~counted[piece]] = 0
-            gradient[:, classes:] = 0
-
-    backend.parallel_blocks(run, len(logits), max(1, backend.BLOCK // logits.shape[1]))
-    losses[~counted] = 0
+    x, t = Tensor(logits, scale is not None), Tensor(tangents, scale is not None)
+    with replaced(mode, grad_enabled=True, forward=None):
+        moved = _defined_tangents(x, t, ids, options, classes)
+    losses[...] = moved.data
+    if scale is not None:
+        dy = np.broadcast_to(scale, losses.shape)
+        logits[...], tangents[...] = gradients(moved, dy, [x, t])
 
 
 def rescaled(array: Array, scale: Array) -> Array:

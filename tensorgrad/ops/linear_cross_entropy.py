@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.autograd.tangents import FORWARD_ONLY, Op, tangent_of
+from tensorgrad.autograd.tangents import FORWARD_ONLY, Op, along, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
 from tensorgrad.core.backend import Array, Shape, is_numpy
@@ -41,15 +41,14 @@ from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.ops.cross_entropy import (
     Reduction,
     counted_targets,
-    curvature_of_losses,
     defers,
-    reduced_tangents,
+    losses_of_rows,
+    reduced_rows,
     rows_numpy,
     rows_tangent_numpy,
-    tangents_of_losses,
 )
 from tensorgrad.ops.matmul import flat, matmul, product, product_into
-from tensorgrad.ops.shape import broadcast_to, reshape
+from tensorgrad.ops.shape import reshape
 
 __all__ = ["linear_cross_entropy"]
 
@@ -243,6 +242,106 @@ class _ChunkedLoss(NamedTuple):
             losses[piece], dlogits, logits, ids, self.counted[piece], options, factor, classes
         )
 
+    def run_tangent(
+        self, losses: Array, arrays: Sequence[Array | None], needs: Needs, scale: GradientFactor
+    ) -> list[Array | None]:
+        """Write the tangents of the losses; return the gradients that are wanted, times `scale`.
+
+        The logits l of a chunk, and their tangents t = tx W^T + x tW^T + tb, become the tangents of
+        the losses; then, in the same memory, the gradients by both; see `rows_tangent_numpy`.
+
+        Args:
+            arrays: x, weight and bias, and their tangents or None.
+        """
+        dtype = self.dtype
+        wide = compute_dtype(dtype)
+        working = wide if is_numpy(losses) else dtype
+        x, weight, bias, tx, tw, tb = (
+            None if array is None else array.astype(working, copy=False) for array in arrays
+        )
+        x, tx = (None if a is None else flat(backend.contiguous(a)) for a in (x, tx))
+        operands = (x, weight, bias, tx, tw, tb)
+        gradients: list[Array | None] = [
+            backend.empty(a.shape, working if place % 3 == 0 else wide, like=losses)
+            if a is not None and need
+            else None
+            for place, (a, need) in enumerate(zip(operands, needs, strict=True))
+        ]
+        if not losses.size:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.fill(0)
+        moving = (x, tw) if tx is None else (tx, weight)
+        if tx is not None and tw is not None:
+            joined = backend.namespace(x).concatenate
+            moving = joined([tx, x], 1), joined([weight, tw], 1)
+        count = -(-self.chunk // 2)  # both matrices have as many bytes as one of forward
+        for start in range(0, losses.size, count):
+            piece = slice(start, start + count)
+            rows = len(losses[piece])
+            matrices = backend.empty((2, rows, len(self.weight)), working, like=losses)
+            _affine(matrices[0], (x, weight), bias, piece, self.kernel)
+            _affine(matrices[1], moving, tb, piece, self.kernel)
+            self._tangents(losses, matrices, piece, any(needs), scale)
+            self._add_gradients(matrices, operands, piece, gradients)
+            del matrices  # so that the next chunk reuses their memory
+        return [
+            gradient if gradient is None or place % 3 else gradient.reshape(self.x.shape)
+            for place, gradient in enumerate(gradients)
+        ]
+
+    def _tangents(
+        self,
+        losses: Array,
+        matrices: Array,
+        piece: slice,
+        differentiate: bool,
+        scale: GradientFactor,
+    ) -> None:
+        """Write the tangents of the losses of a chunk and, if wanted, the gradients."""
+        logits, t = matrices
+        ids, options, classes = self.ids[piece], self.options, self.classes
+        if scale.dy is not None and scale.dy.size > 1:
+            scale = GradientFactor(scale.dy[piece], scale.divisor)
+        if self.counted is None:
+            cross_entropy_cuda.rows_tangent(
+                losses[piece], logits, t, ids, options, scale, classes, differentiate
+            )
+            return
+        factor = _factor(scale, losses.dtype) if differentiate else None
+        rows_tangent_numpy(losses[piece], logits, t, ids, options, factor, classes)
+
+    def _add_gradients(
+        self,
+        matrices: Array,
+        operands: Sequence[Any],
+        piece: slice,
+        gradients: Sequence[Array | None],
+    ) -> None:
+        """Write or add what a chunk contributes to the gradients."""
+        by_logits, by_tangents = matrices
+        x, weight, _, tx, tw, _ = operands
+        dx, dweight, dbias, dtx, dtw, dtb = gradients
+        adds, kernel = piece.start > 0, self.kernel
+        if dx is not None:
+            product_into(dx[piece], by_logits, weight, kernel=kernel)
+            if tw is not None:
+                product_into(dx[piece], by_tangents, tw, True, kernel)
+        if dtx is not None:
+            product_into(dtx[piece], by_tangents, weight, kernel=kernel)
+        if dweight is not None:
+            left, right = by_logits, x[piece]
+            if tx is not None:  # a single product reads and writes dweight once
+                left = matrices.reshape(-1, matrices.shape[2])
+                right = backend.namespace(right).concatenate([right, tx[piece]])
+            product_into(dweight, left.T, right, adds, kernel)
+        if dtw is not None:
+            product_into(dtw, by_tangents.T, x[piece], adds, kernel)
+        for total, matrix in ((dbias, by_logits), (dtb, by_tangents)):
+            if total is not None:
+                part = sum_array(matrix, (0,), dtype=total.dtype)
+                total[...] = total + part if adds else part
+
 
 def rows_at_a_time(op: str, chunk: int | None, rows: int, row_bytes: int, on_host: bool) -> int:
     """Return the rows of a chunk: as given, or of as few chunks as the memory for logits allows.
@@ -333,14 +432,13 @@ def _tangent(op: Op, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None) ->
     )
     inputs = (x, weight, bias, tx, tw, tb)
     arrays = [data_of(tensor) for tensor in inputs]
-    work = _TangentOfLoss(loss_of, op.node.shape)
     losses = backend.empty(loss_of.ids.shape, compute_dtype(loss_of.dtype), like=loss_of.ids)
     wants = [_wants(tensor) for tensor in inputs]
     early = loss_of.reduction != "none" and any(wants)
     scale = GradientFactor(None, None if defers(loss_of.dtype) else count)
-    gradients = work.run(losses, arrays, wants if early else (False,) * 6, scale)
+    gradients = loss_of.run_tangent(losses, arrays, wants if early else (False,) * 6, scale)
     loss = _reduced(losses, count, loss_of.reduction, op.node.shape)
-    saved = (*arrays, work, count, Early(gradients) if early else None)
+    saved = (*arrays, loss_of, count, Early(gradients) if early else None)
     return record("tangent of linear_cross_entropy", loss, inputs, _tangent_backward, saved)
 
 
@@ -350,182 +448,35 @@ def _wants(x: Tensor | None) -> bool:
     return mode.grad_enabled and flows
 
 
-class _TangentOfLoss(NamedTuple):
-    """The tangent of a loss: its operands are those of the loss, and their tangents or None.
-
-    The logits l of a chunk, and their tangents t = tx W^T + x tW^T + tb, become the tangents of the
-    losses; then, in the same memory, the gradients by both; see `rows_tangent_numpy`.
-    """
-
-    loss_of: _ChunkedLoss
-    shape: Shape  # the loss's
-
-    @property
-    def targets(self) -> Array:
-        """The targets, of unreduced losses in their shape."""
-        ids = self.loss_of.ids
-        return ids.reshape(self.shape) if self.loss_of.reduction == "none" else ids
-
-    def run(
-        self, losses: Array, arrays: Sequence[Array | None], needs: Needs, scale: GradientFactor
-    ) -> list[Array | None]:
-        """Write the tangents of the losses; return the gradients that are wanted, times `scale`."""
-        loss_of, dtype = self.loss_of, self.loss_of.dtype
-        wide = compute_dtype(dtype)
-        working = wide if is_numpy(losses) else dtype
-        x, weight, bias, tx, tw, tb = (
-            None if array is None else array.astype(working, copy=False) for array in arrays
-        )
-        x, tx = (None if a is None else flat(backend.contiguous(a)) for a in (x, tx))
-        operands = (x, weight, bias, tx, tw, tb)
-        gradients: list[Array | None] = [
-            backend.empty(a.shape, working if place % 3 == 0 else wide, like=losses)
-            if a is not None and need
-            else None
-            for place, (a, need) in enumerate(zip(operands, needs, strict=True))
-        ]
-        if not losses.size:
-            for gradient in gradients:
-                if gradient is not None:
-                    gradient.fill(0)
-        moving = _joined([(tx, weight), (x, tw)], 1)
-        count = -(-loss_of.chunk // 2)  # both matrices have as many bytes as one of forward
-        for start in range(0, losses.size, count):
-            piece = slice(start, start + count)
-            rows = len(losses[piece])
-            matrices = backend.empty((2, rows, len(loss_of.weight)), working, like=losses)
-            _affine(matrices[0], (x, weight), bias, piece, loss_of.kernel)
-            _affine(matrices[1], moving, tb, piece, loss_of.kernel)
-            self._rows(losses, matrices, piece, any(needs), scale)
-            self._add(matrices, operands, piece, gradients)
-            del matrices  # so that the next chunk reuses their memory
-        shaped = [
-            gradient if gradient is None or place % 3 else gradient.reshape(loss_of.x.shape)
-            for place, gradient in enumerate(gradients)
-        ]
-        return shaped
-
-    def _rows(
-        self,
-        losses: Array,
-        matrices: Array,
-        piece: slice,
-        differentiate: bool,
-        scale: GradientFactor,
-    ) -> None:
-        """Write the tangents of the losses of a chunk and, if wanted, the gradients."""
-        loss_of, (logits, t) = self.loss_of, matrices
-        ids, options, classes = loss_of.ids[piece], loss_of.options, loss_of.classes
-        if scale.dy is not None and scale.dy.size > 1:
-            scale = GradientFactor(scale.dy[piece], scale.divisor)
-        if loss_of.counted is None:
-            cross_entropy_cuda.rows_tangent(
-                losses[piece], logits, t, ids, options, scale, classes, differentiate
-            )
-            return
-        factor = _factor(scale, losses.dtype) if differentiate else None
-        counted = loss_of.counted[piece]
-        rows_tangent_numpy(losses[piece], logits, t, ids, counted, options, factor, classes)
-
-    def _add(
-        self,
-        matrices: Array,
-        operands: Sequence[Any],
-        piece: slice,
-        gradients: Sequence[Array | None],
-    ) -> None:
-        """Write or add what a chunk contributes to the gradients."""
-        by_logits, by_tangents = matrices
-        x, weight, _, tx, tw, _ = operands
-        dx, dweight, dbias, dtx, dtw, dtb = gradients
-        adds, kernel = piece.start > 0, self.loss_of.kernel
-        if dx is not None:
-            product_into(dx[piece], by_logits, weight, kernel=kernel)
-            if tw is not None:
-                product_into(dx[piece], by_tangents, tw, True, kernel)
-        if dtx is not None:
-            product_into(dtx[piece], by_tangents, weight, kernel=kernel)
-        if dweight is not None:
-            left, right = by_logits, x[piece]
-            if tx is not None:  # a single product reads and writes dweight once
-                left = matrices.reshape(-1, matrices.shape[2])
-                right = backend.namespace(right).concatenate([right, tx[piece]])
-            product_into(dweight, left.T, right, adds, kernel)
-        if dtw is not None:
-            product_into(dtw, by_tangents.T, x[piece], adds, kernel)
-        for total, matrix in ((dbias, by_logits), (dtb, by_tangents)):
-            if total is not None:
-                part = sum_array(matrix, (0,), dtype=total.dtype)
-                total[...] = total + part if adds else part
-
-
 def _tangent_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    *arrays, work, count, early = saved
+    *arrays, loss_of, count, early = saved
     scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
     gradients: list[Array | None] | None = None if early is None else early.take()
     if gradients is None:
-        losses = backend.empty(work.loss_of.ids.shape, dy.dtype, like=dy)
-        again: list[Array | None] = work.run(losses, arrays, needs, scale)
+        losses = backend.empty(loss_of.ids.shape, dy.dtype, like=dy)
+        again: list[Array | None] = loss_of.run_tangent(losses, arrays, needs, scale)
         return again
-    _rescale(gradients, scale, work.loss_of.dtype)
+    _rescale(gradients, scale, loss_of.dtype)
     return gradients
 
 
 @tangent_of(_tangent_backward)
-def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor:
-    """Return the tangent of the tangent in recorded ops, which hold all logits.
+def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
+    """Return the tangent of the tangent from the definition of the loss, which holds all logits."""
+    *arrays, loss_of, _, _ = op.saved
+    ids, options, reduction = loss_of.ids, loss_of.options, loss_of.reduction
 
-    With u the change of the logits, for the change of t and of d: sum(d change(t)) + u^T H t, H the
-    second derivative of the losses by the logits.
-    """
-    *arrays, work, _, _ = op.saved
-    loss_of: _ChunkedLoss = work.loss_of
-    x, weight, bias, tx, tw, tb = (
-        None if array is None else op.input(i, array) for i, array in enumerate(arrays)
-    )
-    ux, uw, ub, utx, utw, utb = changes
-    shape = loss_of.ids.size, len(loss_of.weight)
-    logits = _logits(shape, ((x, weight),), bias)
-    u = _logits(shape, ((ux, weight), (x, uw)), ub)
-    t = _logits(shape, ((tx, weight), (x, tw)), tb)
-    change = _logits(shape, ((utx, weight), (tx, uw), (ux, tw), (x, utw)), utb)
-    assert logits is not None
-    assert t is not None
-    options, classes = loss_of.options, loss_of.classes
-    losses = None
-    if change is not None:
-        losses = tangents_of_losses(logits, change, loss_of.ids, options, classes)
-    if u is not None:
-        curved = curvature_of_losses(logits, t, u, loss_of.ids, options, classes)
-        losses = curved if losses is None else losses + curved
-    assert losses is not None
-    return reduced_tangents(losses, work.targets, options, loss_of.reduction)
+    def loss(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        logits = matmul(reshape(x, (ids.size, x.shape[-1])), weight.swapaxes(0, 1))
+        logits = logits if bias is None else logits + bias
+        losses = losses_of_rows(logits, ids, options, loss_of.classes)
+        return reduced_rows(losses, ids, options, reduction).reshape(op.node.shape)
 
+    def tangent(*inputs: Tensor | None) -> Tensor | None:
+        return along(loss, inputs[:3], inputs[3:])[0]
 
-def _logits(
-    shape: Shape, pairs: Sequence[tuple[Tensor | None, Tensor | None]], shift: Tensor | None
-) -> Tensor | None:
-    """Return the sum of the products of rows and a transposed weight, and of a bias."""
-    terms = [
-        matmul(reshape(x, (shape[0], x.shape[-1])), weight.swapaxes(0, 1))
-        for x, weight in pairs
-        if x is not None and weight is not None
-    ]
-    terms += [] if shift is None else [broadcast_to(shift, shape)]
-    return sum(terms[1:], terms[0]) if terms else None
-
-
-def _joined(pairs: Sequence[tuple[Any, Any]], axis: int) -> tuple[Any, Any]:
-    """Return one pair of matrices, the product of which is the sum of those of all that are there.
-
-    None where none is.
-    """
-    given = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if len(given) < 2:
-        return given[0] if given else (None, None)
-    lefts, rights = zip(*given, strict=True)
-    xp = backend.namespace(lefts[0])
-    return xp.concatenate(lefts, axis), xp.concatenate(rights, axis)
+    inputs = [None if array is None else op.input(i, array) for i, array in enumerate(arrays)]
+    return along(tangent, inputs, changes)[0]
 
 
 def _affine(

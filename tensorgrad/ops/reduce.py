@@ -17,6 +17,7 @@ from typing import Any, Never, SupportsIndex
 import numpy as np
 
 from tensorgrad.autograd.tangents import Op, tangent_of
+from tensorgrad.autograd.tangents import along as tangents_along
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.core.backend import Array, Axis, Shape, upcast
@@ -40,7 +41,6 @@ from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.arguments import along, check_holds
 from tensorgrad.ops.elementwise import exp, sign, sqrt
 from tensorgrad.ops.elementwise import where as choose
-from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.shape import (
     astype,
@@ -304,18 +304,12 @@ def _deviation_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (STD_GRADIENT(dy, x, mean, keep_axes(std[0], x.shape, axes), divisor).data,)
 
 
-@fuse
-def _centered_product(t: Tensor, x: Tensor, center: Tensor) -> Tensor:
-    return t * (x - center)
-
-
 @tangent_of(_deviation_backward)
 def _deviation_tangent(op: Op, t: Tensor) -> Tensor:
     array, axes, ddof, *std = op.saved
     divisor = _divisor(array.shape, axes, ddof) or math.nan
     x = astype(op.input(0, array), compute_dtype(array.dtype), copy=False)
-    product = _centered_product(t, x, mean(x, axes, keepdims=True))
-    total = sum(product, axes).reshape(op.node.shape)
+    total = sum(t * (x - mean(x, axes, keepdims=True)), axes).reshape(op.node.shape)
     return total / _nonzero(op, *std) / divisor if std else total * (2 / divisor)
 
 
@@ -498,36 +492,21 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
 
 
-@fuse
-def _product_tangent(a: Tensor, ta: Tensor, b: Tensor, tb: Tensor) -> Tensor:
-    return ta * b + a * tb
-
-
 @tangent_of(_prod_backward)
-def _prod_tangent(op: Op, t: Tensor) -> Tensor:
+def _prod_tangent(op: Op, t: Tensor) -> Tensor | None:
     """Multiply pairs of factors, then pairs of products: without a division, exact at 0."""
     array, axes = op.saved
     order = (*axes, *[axis for axis in range(array.ndim) if axis not in axes])
     shape = (_count(array.shape, axes), *[array.shape[axis] for axis in order[len(axes) :]])
-    dtype = compute_dtype(array.dtype)
-    x, t = (
-        reshape(transpose(astype(each, dtype, copy=False), order), shape)
-        for each in (op.input(0, array), t)
-    )
-    single: tuple[Tensor, Tensor] | None = None
-    while (n := x.shape[0]) > 1:
-        if n % 2:
-            last = x[-1:], t[-1:]
-            single = last if single is None else _times(single, last)
-        half = n // 2
-        x, t = _times((x[:half], t[:half]), (x[half : 2 * half], t[half : 2 * half]))
-    t = t if single is None else _times((x, t), single)[1]
-    return (t if n else sum(t, 0)).reshape(op.node.shape)
 
+    def product(x: Tensor) -> Tensor:
+        x = astype(x, compute_dtype(array.dtype), copy=False)
+        x = reshape(transpose(x, order), shape)
+        while (half := x.shape[0] // 2) > 0:
+            x = concatenate([x[:half] * x[half : 2 * half], x[2 * half :]])
+        return sum(x, 0).reshape(op.node.shape)
 
-def _times(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the product of two tensors, given with their tangents, and its tangent."""
-    return a[0] * b[0], _product_tangent(*a, *b)
+    return tangents_along(product, [op.input(0, array)], [t])[0]
 
 
 def argmax(
@@ -695,16 +674,11 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (LOGSUMEXP_GRADIENT(keep_axes(dy, x.shape, axes), x, keep_axes(y, x.shape, axes)).data,)
 
 
-@fuse
-def _softmax_product(t: Tensor, x: Tensor, logsumexp: Tensor) -> Tensor:
-    return t * exp(x - logsumexp)
-
-
 @tangent_of(_logsumexp_backward)
 def _logsumexp_tangent(op: Op, t: Tensor) -> Tensor:
     array, wide, axes = op.saved
     x, y = op.input(0, array), _kept(op.output(wide), array.shape, axes)
-    return sum(_softmax_product(t, x, y), axes).reshape(op.node.shape)
+    return sum(t * exp(x - y), axes).reshape(op.node.shape)
 
 
 def _kept(y: Tensor, shape: Shape, axes: Axes) -> Tensor:
@@ -766,18 +740,12 @@ def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (NORM_MAX_GRADIENT(ties, dy, x, count).data,)
 
 
-@fuse
-def _quotient_product(t: Tensor, x: Tensor, norm: Tensor) -> Tensor:
-    return t * (x / norm)
-
-
 @tangent_of(_norm_backward)
 def _norm_tangent(op: Op, t: Tensor) -> Tensor:
     array, wide, axes, ord = op.saved
     if ord == 2:
         y = _kept(_nonzero(op, wide), array.shape, axes)
-        product = _quotient_product(t, op.input(0, array), y)
-        return sum(product, axes).reshape(op.node.shape)
+        return sum(t * (op.input(0, array) / y), axes).reshape(op.node.shape)
     t = t * sign(Tensor(array))
     if ord == 1:
         return sum(t, axes).reshape(op.node.shape)
@@ -884,40 +852,28 @@ def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_cumprod_backward)
-def _cumprod_tangent(op: Op, t: Tensor) -> Tensor:
+def _cumprod_tangent(op: Op, t: Tensor) -> Tensor | None:
     shape, array, axis = op.saved
-    dtype = compute_dtype(array.dtype)
-    x, t = (
-        moveaxis(astype(each, dtype, copy=False).reshape(array.shape), axis, 0)
-        for each in (op.input(0, array.reshape(shape)), t)
-    )
-    return moveaxis(_running_products(x, t)[1], 0, axis)
+
+    def products(x: Tensor) -> Tensor:
+        x = astype(x, compute_dtype(array.dtype), copy=False).reshape(array.shape)
+        return moveaxis(_running_products(moveaxis(x, axis, 0)), 0, axis)
+
+    return tangents_along(products, [op.input(0, array.reshape(shape))], [t])[0]
 
 
-def _running_products(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Return running products along the first axis, and their tangent, exact at 0.
+def _running_products(x: Tensor) -> Tensor:
+    """Return running products along the first axis, without a division: exact at 0.
 
     Those up to odd places are the running products of pairs; one more factor gives the others.
     """
-    n = x.shape[0]
-    if n < 2:
-        return x, t
-    pairs = _times((x[: n - 1 : 2], t[: n - 1 : 2]), (x[1::2], t[1::2]))
-    odd = _running_products(*pairs)
-    before = (n - 1) // 2
-    even = _times((odd[0][:before], odd[1][:before]), (x[2::2], t[2::2]))
-    y, ty = (
-        _interleaved(concatenate([first[:1], others]), each)
-        for first, others, each in zip((x, t), even, odd, strict=True)
-    )
-    return y, ty
-
-
-def _interleaved(even: Tensor, odd: Tensor) -> Tensor:
-    """Return the slices of two tensors in turn; `even` may have one more."""
-    n = odd.shape[0]
-    y = stack([even[:n], odd], 1).reshape(2 * n, *odd.shape[1:])
-    return y if even.shape[0] == n else concatenate([y, even[n:]])
+    half, others = divmod(x.shape[0], 2)
+    if not half:
+        return x
+    odd = _running_products(x[: 2 * half : 2] * x[1::2])
+    even = concatenate([x[:1], odd[: half - 1 + others] * x[2::2]])
+    pairs = stack([even[:half], odd], 1).reshape(2 * half, *x.shape[1:])
+    return concatenate([pairs, even[half:]])
 
 
 def cumulative_sum(

@@ -15,7 +15,7 @@ from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import axis_index
-from tensorgrad.core.dtypes import Dtype, DtypeLike, compute_dtype
+from tensorgrad.core.dtypes import DtypeLike, compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import tensor_of
@@ -26,7 +26,6 @@ from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
 from tensorgrad.ops.arguments import broadcast, mask_operand
 from tensorgrad.ops.elementwise import exp
-from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.reduce import sum as reduce_sum
 from tensorgrad.ops.shape import astype
 
@@ -150,69 +149,10 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def _tangent(op: Op, t: Tensor) -> Tensor:
     y, axis, scale, logarithm = op.saved
     y = op.output(y)
-    if not logarithm:
-        return _softmax_tangent(y, t, axis, scale)
-    product = _exp_product(y, t, dtype=compute_dtype(y.dtype))
-    return t - reduce_sum(product, axis, keepdims=True)
-
-
-def _softmax_tangent(y: Tensor, t: Tensor, axis: int, scale: float) -> Tensor:
-    """Return scale * y * (t - sum(y * t)), the tangent of softmax: its Jacobian is symmetric."""
-    saved = (y.data, t.data, axis, scale)
-    (z,) = _backward(t.data, (y.data, axis, scale, False), (True,))
-    return record("tangent of softmax", z, (y, t), _tangent_backward, saved)
-
-
-def _tangent_backward(dz: Array, saved: Saved, needs: Needs) -> Gradients:
-    y, t, axis, scale = saved
-    dy = dt = None
-    if needs[0]:
-        g, a, b = Tensor(dz), Tensor(y), Tensor(t)
-        sums = row_products(b, a, axis), row_products(g, a, axis)
-        dy = _by_output(g, b, *sums, scale).data
-    if needs[1]:
-        (dt,) = _backward(dz, (y, axis, scale, False), (True,))
-    return dy, dt
-
-
-@tangent_of(_tangent_backward)
-def _second_tangent(op: Op, ty: Tensor | None, tt: Tensor | None) -> Tensor:
-    y, t, axis, scale = op.saved
-    y, t = op.input(0, y), op.input(1, t)
-    found = None if tt is None else _softmax_tangent(y, tt, axis, scale)
-    if ty is None:
-        assert found is not None
-        return found
-    along = _by_factor(ty, y, t, row_products(y, t, axis), row_products(ty, t, axis), scale)
-    return along if found is None else found + along
-
-
-def row_products(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
-    """Return the sums of a * b along an axis, which stays; of 16-bit operands in float32."""
-    product = _wide_product(a, b, dtype=compute_dtype(a.dtype))
-    return reduce_sum(product, axis, keepdims=True)
-
-
-@fuse
-def _wide_product(a: Tensor, b: Tensor, *, dtype: Dtype) -> Tensor:
-    return a.astype(dtype) * b
-
-
-@fuse
-def _by_output(g: Tensor, t: Tensor, mean: Tensor, sum_g: Tensor, scale: float) -> Tensor:
-    return (g * (t - mean) - t * sum_g) * scale
-
-
-@fuse
-def _by_factor(
-    ty: Tensor, y: Tensor, t: Tensor, mean: Tensor, sum_t: Tensor, scale: float
-) -> Tensor:
-    return (ty * (t - mean) - y * sum_t) * scale
-
-
-@fuse
-def _exp_product(y: Tensor, t: Tensor, *, dtype: Dtype) -> Tensor:
-    return exp(y.astype(dtype)) * t
+    wide = astype(y, compute_dtype(y.dtype), copy=False)
+    if logarithm:
+        return t - reduce_sum(exp(wide) * t, axis, keepdims=True)
+    return wide * (t - reduce_sum(wide * t, axis, keepdims=True)) * scale
 
 
 def _swapped(x: Array, axis: int) -> Array:

@@ -42,6 +42,8 @@ ELSEWHERE = (
         "tensorgrad.ops.linear._feed_forward_backward",
     ),
     *("tensorgrad.ops.dropout._swiglu_backward", "tensorgrad.ops.dropout._unfused_swiglu_backward"),
+    *("tensorgrad.ops.norm_tangent._backward", "tensorgrad.ops.attention_tangent."),
+    "tensorgrad.ops.cross_entropy._rows_backward",
     "tensorgrad.ops.shape._to_backward",
 )
 

@@ -104,7 +104,7 @@ def test_windows_are_as_long_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
     lengths = iter((9.0, 0.3, 0.25, 9.0, 2.0, 3.0))  # the first step of each warms up
     monkeypatch.setattr(train_step, "seconds_of", lambda step, device: next(lengths))
     monkeypatch.setattr(train_step, "windows_in_turns", lambda *given: given[1:])
-    turns: Any = train_step._turns(
+    turns: Any = train_step.turns_of(
         {"seconds": 1.0, "windows": 3}, dict.fromkeys(("fast", "slow"), int), "cpu"
     )
     assert turns == ("cpu", 3, {"fast": 4, "slow": 1})

@@ -38,7 +38,7 @@ from tensorgrad.core.operands import array_beside
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.elementwise import launch
-from tensorgrad.kernels.expression import Expressions, Formula
+from tensorgrad.kernels.expression import ROWS, Expressions, Formula
 from tensorgrad.ops.elementwise.blocks import evaluate
 from tensorgrad.ops.elementwise.trace import Symbol
 
@@ -84,6 +84,7 @@ class Row:
         self.name, self.operands = name, operands.split()
         self.text, self.gradients = value, gradients
         self.tangents = tangents or gradients
+        ROWS.setdefault(value, self)
         self.__class__ = _UnparsedRow
 
     def _parse(self) -> None:
