@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
 import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import c_name
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.norm import computable, given
+from tensorgrad.kernels.norm import column_parts, computable, given
 from tensorgrad.kernels.rows import strided_loop
 from tensorgrad.kernels.structs import pointer
 
 _SOURCE = "norm_tangent.cu"
 _THREADS = 256  # threads of a row
-_COLUMN_CHUNKS = 128  # chunks of the rows in the sums over rows
 
 
 def forward(
@@ -35,20 +38,9 @@ def forward(
         mean, rstd: of the rows of x; without a mean it is rms_norm.
     """
     u, x = backend.contiguous(u.astype(x.dtype, copy=False)), backend.contiguous(x)
-    y, rows, width = backend.empty_like(x), rstd.size, x.shape[-1]
-    stats = backend.empty((rows, 2), rstd.dtype, like=x)
-    if x.size:
-        parameters = [computable(array, x) for array in (weight, *tangents)]
-        layout = strided_loop(width, _THREADS)
-        load(_SOURCE, f"norm_tangent<{c_name(x.dtype)}>")(
-            layout.grid(rows),
-            layout.block,
-            (
-                *(y, stats, u, x),
-                *(value for parameter in parameters for value in given(parameter, x)),
-                *(pointer(mean), rstd, np.int64(rows), np.int32(width)),
-            ),
-        )
+    y, stats = backend.empty_like(x), backend.empty((rstd.size, 2), rstd.dtype, like=x)
+    parameters = [given(computable(array, x), x) for array in (weight, *tangents)]
+    _launch("norm_tangent", (y, stats, u, x, *chain(*parameters)), x, mean, rstd)
     return y, stats
 
 
@@ -72,19 +64,10 @@ def backward(
     """
     g, u = (backend.contiguous(each.astype(x.dtype, copy=False)) for each in (g, u))
     x = backend.contiguous(x)
-    dx, du, rows, width = backend.empty_like(x), backend.empty_like(x), rstd.size, x.shape[-1]
-    if x.size:
-        weight, tweight = computable(weight, x), computable(tweight, x)
-        layout = strided_loop(width, _THREADS)
-        load(_SOURCE, f"norm_tangent_backward<{c_name(x.dtype)}>")(
-            layout.grid(rows),
-            layout.block,
-            (
-                *(dx, du, g, u, x),
-                *(*given(weight, x), *given(tweight, x)),
-                *(stats, pointer(mean), rstd, np.int64(rows), np.int32(width)),
-            ),
-        )
+    dx, du = backend.empty_like(x), backend.empty_like(x)
+    parameters = [given(computable(array, x), x) for array in (weight, tweight)]
+    arguments = (dx, du, g, u, x, *chain(*parameters), stats)
+    _launch("norm_tangent_backward", arguments, x, mean, rstd)
     return dx, du
 
 
@@ -95,17 +78,19 @@ def columns(g: Array, u: Array, x: Array, stats: Array, mean: Array | None, rstd
         (N, 3, C) in the compute type.
     """
     g, u = (backend.contiguous(each.astype(x.dtype, copy=False)) for each in (g, u))
-    x, rows, width = backend.contiguous(x), rstd.size, x.shape[-1]
-    chunk = max(1, -(-rows // _COLUMN_CHUNKS))
-    chunks = -(-rows // chunk)
-    partials = backend.empty((chunks, 3, width), rstd.dtype, like=x)
+    arrays = g, u, backend.contiguous(x), stats
+    return column_parts(_SOURCE, "norm_tangent_columns", 3, arrays, mean, rstd)
+
+
+def _launch(
+    kernel: str, arguments: Sequence[Any], x: Array, mean: Array | None, rstd: Array
+) -> None:
+    """Launch a kernel for rows of x."""
     if x.size:
-        load(_SOURCE, f"norm_tangent_columns<{c_name(x.dtype)}>")(
-            (-(-width // 32), chunks),
-            (32, 8),
-            (
-                *(partials, g, u, x, stats, pointer(mean), rstd),
-                *(np.int64(rows), np.int32(width), np.int64(chunk)),
-            ),
+        rows, width = rstd.size, x.shape[-1]
+        layout = strided_loop(width, _THREADS)
+        load(_SOURCE, f"{kernel}<{c_name(x.dtype)}>")(
+            layout.grid(rows),
+            layout.block,
+            (*arguments, pointer(mean), rstd, np.int64(rows), np.int32(width)),
         )
-    return partials
