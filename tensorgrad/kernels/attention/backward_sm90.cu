@@ -65,14 +65,13 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
     const int padded = (p.queries + columns - 1) / columns * columns;   // the longest sequence
     const int groups = (p.heads + HEADS - 1) / HEADS;   // groups of heads, which lie side by side
     // A block has 32 rows of a group, the next block those of the next group.
-    const int place = blockIdx.x / groups * 32, lane = threadIdx.x % LANES;
-    const int first_head = blockIdx.x % groups * HEADS, t = place % padded + threadIdx.x / LANES;
-    const int b = place / padded;
+    const int start = blockIdx.x / groups * 32, lane = threadIdx.x % LANES;
+    const int first_head = blockIdx.x % groups * HEADS, t = start % padded + threadIdx.x / LANES;
+    const int b = start / padded;
     const Sequence of = b < batches ? sequence_of<true>(p, extras, b) : Sequence{0, 0, 0, 0, 0};
     const bool inside = t < of.queries;
     y += (((long long)of.batch * p.queries + of.first_query + t) * p.heads + first_head) * p.width;
-    dy += of.batch * dy_strides.batch + first_head * dy_strides.head
-        + (of.first_query + t) * dy_strides.row;
+    dy += place(dy_strides, of.batch, first_head, of.first_query + t);
     float deltas[HEADS] = {};
     for (int d = lane * 8; inside && d < p.width; d += LANES * 8) {
         Vec<T> one[HEADS], two[HEADS];
@@ -346,8 +345,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             for (int h = 0; h < 2; ++h) {
                 const int t = own_row + 8 * h;
                 const int start = OF_KEYS ? of.first_key : of.first_query;
-                const long long to = of.batch * strides.batch + tile.head * strides.head
-                                   + (start + t) * strides.row;
+                const long long to = place(strides, of.batch, tile.head, start + t);
                 const int width = t < band.rows ? p.width : 0;
                 if constexpr (HAS_1) store_row(d1 + to, sum1, h, p.scale, width);
                 if constexpr (HAS_2)

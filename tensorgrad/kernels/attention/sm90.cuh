@@ -1,8 +1,8 @@
 // Parts of FlashAttention's forward and backward kernels on Hopper.
 #pragma once
+#include "attention/arguments.cuh"
 #include "fragment.cuh"
 #include "hopper.cuh"
-#include "philox.cuh"
 
 // Shared memory of each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
@@ -87,11 +87,6 @@ struct ColumnSums {
             to[c + lane / 4 % 2] = sums[0] * scale;
         }
     }
-};
-
-// The strides of an array (batch, head, row, D), in elements.
-struct Strides {
-    long long batch, head, row;
 };
 
 // Query i of a sequence is at position i + keys - queries, and sees the keys from position -

@@ -319,15 +319,13 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int t = own_row + 8 * h;
-                const long long to = tile.batch * strides.batch + tile.head * strides.head
-                                   + t * strides.row;
+                const long long to = place(strides, tile.batch, tile.head, t);
                 const int width = t < band.rows ? p.width : 0;
                 if constexpr (PART == TANGENT) {
                     const float mean = quad_sum(own[1][h]);
                     if (lane % 4 == 0 && t < band.rows)
                         means[((long long)tile.batch * p.heads + tile.head) * band.rows + t] = mean;
-                    const T* from = y + tile.batch * y_at.batch + tile.head * y_at.head
-                                  + t * y_at.row;
+                    const T* from = y + place(y_at, tile.batch, tile.head, t);
                     #pragma unroll
                     for (int j = 0; j < D; j += 8) {
                         const int column = sum1.column_of(j);
