@@ -366,13 +366,13 @@ __device__ inline void load_rows(unsigned char* tiles,
         Mbarrier& full = barriers.a_full[g];
         barriers.a_empty[g].wait(parity ^ 1);
         full.arrive_expect_tx(ROW_TILES * Tiles::A_BYTES);
+        const int first = row + g * 64;
         #pragma unroll 1
         for (int h = 0; h < Tiles::HALVES; ++h) {
             unsigned char* to = tiles + ROW_TILES * g * Tiles::A_BYTES + h * 64 * SWIZZLE;
             #pragma unroll
             for (int i = 0; i < ROW_TILES; ++i)
-                tma_load(to + i * Tiles::A_BYTES, *maps[i], full, h * 64, row + g * 64, head,
-                         batch);
+                tma_load(to + i * Tiles::A_BYTES, *maps[i], full, h * 64, first, head, batch);
         }
     }
 }
