@@ -6,6 +6,7 @@ read in a loop, more than once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -161,7 +162,7 @@ def backward(
             kernel = load(_BACKWARD, f"norm_backward_loop<{c_name(x.dtype)}>")
             kernel(loop.grid(rows), loop.block, (dx, *arrays, *sizes))
         if wants_parameters:
-            partials = _columns(dy, x, mean, rstd)
+            partials = column_parts(_BACKWARD, "norm_backward_columns", 2, (dy, x), mean, rstd)
     return dx, column_sums, partials
 
 
@@ -193,17 +194,19 @@ def _backward_rows(dtype: Dtype, rows: int, width: int, device: int) -> tuple[An
     return load(_BACKWARD, name), grid, layout.block, shared, sums
 
 
-def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
-    """Return partial rows of dweight and dbias, each of a chunk of the rows."""
-    rows, width = rstd.size, x.shape[-1]
-    chunk = -(-rows // _COLUMN_CHUNKS)
+def column_parts(
+    file: str, kernel: str, sums: int, arrays: Sequence[Array], mean: Array | None, rstd: Array
+) -> Array:
+    """Return (N, sums, C): the gradients of parameters in partial rows, each of a chunk of rows."""
+    rows, width, dtype = rstd.size, arrays[0].shape[-1], arrays[0].dtype
+    chunk = max(1, -(-rows // _COLUMN_CHUNKS))
     chunks = -(-rows // chunk)
-    partials = backend.empty((chunks, 2, width), rstd.dtype, like=x)
-    load(_BACKWARD, f"norm_backward_columns<{c_name(x.dtype)}>")(
-        (-(-width // 32), chunks),
-        (32, 8),
-        (partials, dy, x, pointer(mean), rstd, np.int64(rows), np.int32(width), np.int64(chunk)),
-    )
+    partials = backend.empty((chunks, sums, width), rstd.dtype, like=rstd)
+    if partials.size:
+        sizes = np.int64(rows), np.int32(width), np.int64(chunk)
+        load(file, f"{kernel}<{c_name(dtype)}>")(
+            (-(-width // 32), chunks), (32, 8), (partials, *arrays, pointer(mean), rstd, *sizes)
+        )
     return partials
 
 

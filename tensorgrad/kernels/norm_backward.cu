@@ -275,20 +275,16 @@ norm_backward_long(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
                      inside && v < vectors);
         }
         cp_async_commit();
+        #pragma unroll
+        for (int j = 1; j < LONG_STAGES; ++j) {
+            means[j - 1] = means[j];
+            rstds[j - 1] = rstds[j];
+        }
         means[LONG_STAGES - 1] = inside && mean_in != nullptr ? mean_in[row] : C(0);
         rstds[LONG_STAGES - 1] = inside ? rstd_in[row] : C(0);
     };
     #pragma unroll
-    for (int i = 0; i < LONG_STAGES; ++i) {
-        if (i > 0) {
-            #pragma unroll
-            for (int j = 1; j < LONG_STAGES; ++j) {
-                means[j - 1] = means[j];
-                rstds[j - 1] = rstds[j];
-            }
-        }
-        fetch(group_row() + i * step, i);
-    }
+    for (int i = 0; i < LONG_STAGES; ++i) fetch(group_row() + i * step, i);
     const C inverse_width = C(1) / C(width);
     int slot = 0;
     for (long long base = blockIdx.x * (long long)blockDim.y; base < rows; base += step) {
@@ -304,11 +300,6 @@ norm_backward_long(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         Words others[VECTORS] = {};
         if (dsum != nullptr) load_row(others, dsum + row * width, row < rows ? vectors : 0);
         const C mean = means[0], rstd = rstds[0];
-        #pragma unroll
-        for (int j = 1; j < LONG_STAGES; ++j) {
-            means[j - 1] = means[j];
-            rstds[j - 1] = rstds[j];
-        }
         fetch(row + LONG_STAGES * step, slot);
         slot = slot + 1 < LONG_STAGES ? slot + 1 : 0;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,12 @@ from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import c_name
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.norm import computable, given
+from tensorgrad.kernels.norm import column_parts, computable, given
 from tensorgrad.kernels.rows import strided_loop
 from tensorgrad.kernels.structs import pointer
 
 _SOURCE = "norm_tangent.cu"
 _THREADS = 256  # threads of a row
-_COLUMN_CHUNKS = 128  # chunks of the rows in the sums over rows
 
 
 def forward(
@@ -39,7 +39,8 @@ def forward(
     """
     u, x = backend.contiguous(u.astype(x.dtype, copy=False)), backend.contiguous(x)
     y, stats = backend.empty_like(x), backend.empty((rstd.size, 2), rstd.dtype, like=x)
-    _launch("norm_tangent", x, (y, stats, u, x), (weight, *tangents), (pointer(mean), rstd))
+    parameters = [given(computable(array, x), x) for array in (weight, *tangents)]
+    _launch("norm_tangent", (y, stats, u, x, *chain(*parameters)), x, mean, rstd)
     return y, stats
 
 
@@ -64,31 +65,10 @@ def backward(
     g, u = (backend.contiguous(each.astype(x.dtype, copy=False)) for each in (g, u))
     x = backend.contiguous(x)
     dx, du = backend.empty_like(x), backend.empty_like(x)
-    arrays, parameters = (dx, du, g, u, x), (weight, tweight)
-    _launch("norm_tangent_backward", x, arrays, parameters, (stats, pointer(mean), rstd))
+    parameters = [given(computable(array, x), x) for array in (weight, tweight)]
+    arguments = (dx, du, g, u, x, *chain(*parameters), stats)
+    _launch("norm_tangent_backward", arguments, x, mean, rstd)
     return dx, du
-
-
-def _launch(
-    kernel: str,
-    x: Array,
-    arrays: Sequence[Array],
-    parameters: Sequence[Array | None],
-    statistics: Sequence[Any],
-) -> None:
-    """Launch a kernel that takes rows like those of x, and parameters of a row or None."""
-    if x.size:
-        width = x.shape[-1]
-        rows, layout = x.size // width, strided_loop(width, _THREADS)
-        parameters = [computable(parameter, x) for parameter in parameters]
-        load(_SOURCE, f"{kernel}<{c_name(x.dtype)}>")(
-            layout.grid(rows),
-            layout.block,
-            (
-                *(*arrays, *[value for p in parameters for value in given(p, x)]),
-                *(*statistics, np.int64(rows), np.int32(width)),
-            ),
-        )
 
 
 def columns(g: Array, u: Array, x: Array, stats: Array, mean: Array | None, rstd: Array) -> Array:
@@ -98,17 +78,19 @@ def columns(g: Array, u: Array, x: Array, stats: Array, mean: Array | None, rstd
         (N, 3, C) in the compute type.
     """
     g, u = (backend.contiguous(each.astype(x.dtype, copy=False)) for each in (g, u))
-    x, rows, width = backend.contiguous(x), rstd.size, x.shape[-1]
-    chunk = max(1, -(-rows // _COLUMN_CHUNKS))
-    chunks = -(-rows // chunk)
-    partials = backend.empty((chunks, 3, width), rstd.dtype, like=x)
+    arrays = g, u, backend.contiguous(x), stats
+    return column_parts(_SOURCE, "norm_tangent_columns", 3, arrays, mean, rstd)
+
+
+def _launch(
+    kernel: str, arguments: Sequence[Any], x: Array, mean: Array | None, rstd: Array
+) -> None:
+    """Launch a kernel for rows of x."""
     if x.size:
-        load(_SOURCE, f"norm_tangent_columns<{c_name(x.dtype)}>")(
-            (-(-width // 32), chunks),
-            (32, 8),
-            (
-                *(partials, g, u, x, stats, pointer(mean), rstd),
-                *(np.int64(rows), np.int32(width), np.int64(chunk)),
-            ),
+        rows, width = rstd.size, x.shape[-1]
+        layout = strided_loop(width, _THREADS)
+        load(_SOURCE, f"{kernel}<{c_name(x.dtype)}>")(
+            layout.grid(rows),
+            layout.block,
+            (*arguments, pointer(mean), rstd, np.int64(rows), np.int32(width)),
         )
-    return partials

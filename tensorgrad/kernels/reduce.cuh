@@ -40,9 +40,6 @@ __device__ inline A block_reduce(A x, A identity, F combine) {
 template <typename A> __device__ inline A warp_sum(A x, int lanes = 32) {
     return warp_reduce(x, [](A a, A b) { return a + b; }, lanes);
 }
-template <typename A> __device__ inline A warp_max(A x) {
-    return warp_reduce(x, [](A a, A b) { return b > a ? b : a; });
-}
 template <typename A> __device__ inline A block_sum(A x) {
     return block_reduce(x, A{}, [](A a, A b) { return a + b; });
 }

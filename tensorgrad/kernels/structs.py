@@ -82,7 +82,7 @@ class Struct(ctypes.Structure):
 class Strides(Struct):
     """In elements; the elements of the last axis are contiguous."""
 
-    sources = ("attention/arguments.cuh", "attention/sm90.cuh")
+    sources = ("attention/arguments.cuh",)
     _fields_ = _fields(c_int64, "batch head row")
 
 

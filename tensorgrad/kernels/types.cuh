@@ -49,12 +49,6 @@ template <int N, typename T> __device__ inline void store_all(T* p, const T* fro
     }
 }
 
-// A streaming load, for 16 bytes that the whole GPU reads exactly once: caches evict them first.
-template <typename T> __device__ inline Vec<T> load_streaming(const T* p) {
-    const int4 bits = __ldcs(reinterpret_cast<const int4*>(p));
-    return reinterpret_cast<const Vec<T>&>(bits);
-}
-
 // A row of any alignment: `head` elements before the first 16-byte boundary, then vectors, then the
 // rest. The threads of a block take vectors in turn, and the other elements in turn.
 template <typename T>
@@ -92,7 +86,8 @@ struct alignas(16) Words {
     unsigned int words[4];
 };
 
-template <typename T> __device__ inline Words load_words(const T* p) {   // streaming, as above
+// A streaming load, for 16 bytes that the whole GPU reads exactly once: caches evict them first.
+template <typename T> __device__ inline Words load_words(const T* p) {
     const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(p));
     return {{bits.x, bits.y, bits.z, bits.w}};
 }

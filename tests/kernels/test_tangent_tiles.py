@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.kernels import loader
-from tensorgrad.kernels.attention import tangent, tangent_sm80, tangent_sm90
+from tensorgrad.kernels.attention import sm80, tangent, tangent_sm80, tangent_sm90
 from tests.gpu_array import on_gpu
 
 DTYPES = (("__half", "__nv_bfloat16"), ("float",))  # 16 bits and TF32, as in the tables
@@ -49,8 +49,8 @@ def test_every_tile_has_a_kernel_and_every_kernel_a_tile() -> None:
 @pytest.mark.parametrize("width", [1, 32, 33, 64, 65, 96, 97, 128])
 def test_16_bits_fit_the_shared_memory_of_every_gpu(width: int) -> None:
     q = on_gpu(np.empty((1, 1, 1, width), np.float16))
-    padded, units, columns = tangent_sm80._tiles(tangent_sm80._FORWARD_TILES, q)
-    most = tangent_sm80._shared(q, padded, 2 * 64 * units, 4 * columns)
+    padded, units, columns = sm80.tiles_for(q, tangent_sm80._FORWARD_TILES)
+    most = sm80.shared_memory(q, padded, 2 * 64 * units, 4 * columns)
     parts = tangent_sm80._parts(q)
     assert max(most, *(tangent_sm80._backward_tiles(part, q)[3] for part in parts)) <= 99 * 1024
 

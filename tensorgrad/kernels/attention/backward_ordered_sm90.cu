@@ -315,25 +315,17 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
             const unsigned long long a_at = opaque(a), b_at = opaque(wgmma_descriptor(tile));
             fence_registers(to.values);
             wgmma_fence();
-            #pragma unroll
-            for (int d = 0; d < D / 16; ++d)
-                Wgmma<T, N>::template run<>(
-                    to.values, a_at + d / 4 * (64 * SWIZZLE / 16) + d % 4 * 2,
-                    b_at + d / 4 * (N * SWIZZLE / 16) + d % 4 * 2, d > 0);
+            multiply_rows<T, D>(to.values, a_at, b_at, N * SWIZZLE, false);
             wgmma_commit();
         };
-        auto accumulate = [&](Fragment<1, D>& to, const unsigned (&a)[N / 4],
-                              const unsigned char* tile) {
+        auto add_v = [&](const unsigned char* tile) {
             const unsigned long long b_at = opaque(wgmma_descriptor(tile, N * SWIZZLE));
-            fence_registers(to.values);
+            fence_registers(sum_v.values);
             wgmma_fence();
-            #pragma unroll
-            for (int n = 0; n < N / 16; ++n)
-                Wgmma<T, D>::template run<true>(to.values, a + 4 * n,
-                                                b_at + n * (16 * SWIZZLE / 16), true);
+            accumulate<T>(sum_v, w_packed, b_at);
             wgmma_commit();
         };
-        auto accumulate_k = [&](const unsigned char* tile) {   // with g from shared memory
+        auto add_k = [&](const unsigned char* tile) {   // with g from shared memory
             const unsigned long long a_at = opaque(
                 wgmma_descriptor(g_tiles + count % 2 * G_BYTES + group * 64 * SWIZZLE));
             const unsigned long long b_at = opaque(wgmma_descriptor(tile, N * SWIZZLE));
@@ -418,15 +410,6 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
                     s.mask_row(h, key + low - column, key < p.keys ? p.queries - column : 0);
                 }
             };
-            // Call f(i, x) for each of a thread's accumulators; x is the statistic of its query.
-            auto for_statistics = [&](const float* columns, auto f) {
-                #pragma unroll
-                for (int j = 0; j < N / 8; ++j) {
-                    const float2 column = *reinterpret_cast<const float2*>(columns + 8 * j);
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i) f(4 * j + i, i % 2 ? column.y : column.x);
-                }
-            };
 
             if (of.count > 0) barriers.keys_full[keys_at.stage].wait(keys_at.parity);
             const unsigned long long k_now = wgmma_descriptor(
@@ -456,13 +439,13 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
                     // Weights.
                     const float* statistics =
                         reinterpret_cast<const float*>(tile2 + B_BYTES) + lane % 4 * 2;
-                    for_statistics(statistics, [&](int i, float logsumexp) {
+                    for_statistics<true, N>({}, statistics, [&](int i, int, float logsumexp) {
                         s.values[i] = fast_exp2(s.values[i] * scale_log2 - logsumexp);
                     });
                     // Gradients of the scores.
                     wgmma_wait<0>();
                     fence_registers(g.values);
-                    for_statistics(statistics + N, [&](int i, float delta) {
+                    for_statistics<true, N>({}, statistics + N, [&](int i, int, float delta) {
                         g.values[i] = s.values[i] * (g.values[i] - delta);
                     });
                     s.template round_to<T>(w_packed);
@@ -481,13 +464,13 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
                     // Sums; dq of the tile before.
                     if (pending) {
                         multiply_dq();
-                        accumulate(sum_v, w_packed, tile2);
-                        accumulate_k(tile1);
+                        add_v(tile2);
+                        add_k(tile1);
                         wgmma_wait<2>();
                         pass_dq();
                     } else {
-                        accumulate(sum_v, w_packed, tile2);
-                        accumulate_k(tile1);
+                        add_v(tile2);
+                        add_k(tile1);
                     }
                     pending = true;
                     ++count;

@@ -65,14 +65,13 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
     const int padded = (p.queries + columns - 1) / columns * columns;   // the longest sequence
     const int groups = (p.heads + HEADS - 1) / HEADS;   // groups of heads, which lie side by side
     // A block has 32 rows of a group, the next block those of the next group.
-    const int place = blockIdx.x / groups * 32, lane = threadIdx.x % LANES;
-    const int first_head = blockIdx.x % groups * HEADS, t = place % padded + threadIdx.x / LANES;
-    const int b = place / padded;
+    const int start = blockIdx.x / groups * 32, lane = threadIdx.x % LANES;
+    const int first_head = blockIdx.x % groups * HEADS, t = start % padded + threadIdx.x / LANES;
+    const int b = start / padded;
     const Sequence of = b < batches ? sequence_of<true>(p, extras, b) : Sequence{0, 0, 0, 0, 0};
     const bool inside = t < of.queries;
     y += (((long long)of.batch * p.queries + of.first_query + t) * p.heads + first_head) * p.width;
-    dy += of.batch * dy_strides.batch + first_head * dy_strides.head
-        + (of.first_query + t) * dy_strides.row;
+    dy += place(dy_strides, of.batch, first_head, of.first_query + t);
     float deltas[HEADS] = {};
     for (int d = lane * 8; inside && d < p.width; d += LANES * 8) {
         Vec<T> one[HEADS], two[HEADS];
@@ -107,20 +106,6 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
     }
 }
 
-// Shared memory: both tiles of rows of each warpgroup, then a ring of both tiles of columns.
-template <int D, int W, int N> struct BackwardTiles {
-    static constexpr int HALVES = (D + 63) / 64;   // 64 columns each
-    static constexpr int A_BYTES = 64 * HALVES * SWIZZLE, B_BYTES = N * HALVES * SWIZZLE;
-    static constexpr int STAGE = 2 * B_BYTES + 1024;   // two tiles, two rows of N floats
-    static constexpr int FIT = (TILE_BYTES - 2 * W * A_BYTES) / STAGE;
-    static constexpr int STAGES = FIT < 4 ? FIT : 4;
-};
-
-template <int W, int STAGES> struct BackwardBarriers {
-    TileQueue<1> queue;
-    Mbarrier a_full[W], a_empty[W], full[STAGES], empty[STAGES];
-};
-
 // Each consumer warpgroup has 64 rows, and streams N columns at a time. QUERIES: rows are queries;
 // a1, a2, b1, b2 are q, dy, k, v, and d1 becomes dq. Else rows are keys and columns queries; a1,
 // a2, b1, b2 are k, v, q, dy, and d1, d2 become dk, dv, or one of them:
@@ -141,52 +126,23 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                    const __grid_constant__ Strides strides,
                    const __grid_constant__ ColumnSums column_sums1,
                    const __grid_constant__ ColumnSums column_sums2) {
-    constexpr bool OF_QUERIES = PART == QUERIES;
+    constexpr bool OF_KEYS = PART != QUERIES;
     constexpr bool HAS_1 = PART != VALUES, HAS_2 = PART == VALUES || PART == BOTH;
-    // A warp reads tiles as one, in the products alone, but each lane reads statistics: each
-    // arrives.
-    constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // arrivals of a warpgroup, for a stage
-    using Tiles = BackwardTiles<D, W, N>;
+    using Tiles = StreamTiles<D, W, N, 2, 2, 1024>;   // statistics: two rows of N floats
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES;
     constexpr int B_BYTES = Tiles::B_BYTES;
     extern __shared__ unsigned char raw[];
     unsigned char* a_tiles = kept_address(raw + (-shared_address(raw) & 1023));
     unsigned char* stages = a_tiles + 2 * W * Tiles::A_BYTES;
-    __shared__ BackwardBarriers<W, STAGES> own_barriers;
-    BackwardBarriers<W, STAGES>& barriers = *kept_address(&own_barriers);
-    if (threadIdx.x == 0) {
-        barriers.queue.init(4 * W);
-        for (int g = 0; g < W; ++g) {
-            barriers.a_full[g].init(1);
-            barriers.a_empty[g].init(4);
-        }
-        for (int s = 0; s < STAGES; ++s) {
-            barriers.full[s].init(1);
-            barriers.empty[s].init(ARRIVALS * W);
-        }
-        fence_mbarrier_init();
-    }
+    __shared__ StreamBarriers<W, STAGES, OF_KEYS> own_barriers;
+    auto& barriers = *kept_address(&own_barriers);
+    if (threadIdx.x == 0) barriers.init();
     __syncthreads();
 
-    const int row_blocks = ((OF_QUERIES ? p.queries : p.keys) + M - 1) / M;
+    const int row_blocks = ((OF_KEYS ? p.keys : p.queries) + M - 1) / M;
     const int tiles = row_blocks * p.heads_total;
-    const int own_heads = OF_QUERIES ? p.heads : p.kv_heads;
-    const int heads_each = OF_QUERIES ? 1 : p.heads / p.kv_heads;   // query heads that a tile meets
-    // rows and columns of a sequence; row r sees the columns from r + low to r + high
-    struct Band {
-        int rows, columns, low, high;
-
-        __device__ int first(int row) const { return max(0, row + low) / N; }   // block of columns
-        __device__ int last(int end) const {
-            return (max(0, min(columns, end + high)) + N - 1) / N;
-        }
-    };
-    auto band_of = [&](const Sequence& of) {
-        const int shift = of.keys - of.queries;
-        if (OF_QUERIES)
-            return Band{of.queries, of.keys, shift - p.window_left, shift + p.window_right};
-        return Band{of.keys, of.queries, -shift - p.window_right, p.window_left - shift};
-    };
+    const int own_heads = OF_KEYS ? p.kv_heads : p.heads;
+    const int heads_each = OF_KEYS ? p.heads / p.kv_heads : 1;   // query heads that a tile meets
 
     constexpr int REGISTERS = CONSUMER_REGISTERS<D, W, PART>;
     if (threadIdx.x < WARPGROUP) {   // producer
@@ -198,35 +154,23 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {
                 barriers.queue.put(turn, index);
                 if (index >= tiles) break;
-                const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
+                const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, OF_KEYS);
                 const Sequence of = sequence_of<EXTRAS>(p, extras, tile.batch);
-                const Band band = band_of(of);
+                const Band<OF_KEYS, N> band(p, of);
                 const int first = band.first(tile.block * M);
                 const int last = band.last(min(tile.block * M + M, band.rows));
                 if (tile.block * M >= band.rows || first >= last) continue;
-                const int row = (OF_QUERIES ? of.first_query : of.first_key) + tile.block * M;
-                #pragma unroll 1
-                for (int g = 0; g < W; ++g) {
-                    barriers.a_empty[g].wait(a_parity ^ 1);
-                    barriers.a_full[g].arrive_expect_tx(2 * Tiles::A_BYTES);
-                    #pragma unroll 1
-                    for (int h = 0; h < HALVES; ++h) {
-                        unsigned char* to = a_tiles + 2 * g * Tiles::A_BYTES + h * 64 * SWIZZLE;
-                        Mbarrier& full = barriers.a_full[g];
-                        tma_load(to, a1_map, full, h * 64, row + g * 64, tile.head, of.batch);
-                        tma_load(to + Tiles::A_BYTES, a2_map, full, h * 64, row + g * 64, tile.head,
-                                 of.batch);
-                    }
-                }
+                const int row = (OF_KEYS ? of.first_key : of.first_query) + tile.block * M;
+                load_rows<Tiles, 2>(a_tiles, barriers, a_parity, {&a1_map, &a2_map}, row, tile.head,
+                                    of.batch);
                 a_parity ^= 1;
-                int head = OF_QUERIES ? tile.head / (p.heads / p.kv_heads)
-                                      : tile.head * heads_each;
-                const int column = OF_QUERIES ? of.first_key : of.first_query;
+                int head = OF_KEYS ? tile.head * heads_each : tile.head / (p.heads / p.kv_heads);
+                const int column = OF_KEYS ? of.first_query : of.first_key;
                 for (int n = first, left = heads_each * (last - first); left > 0; --left) {
                     unsigned char* to = stages + at.stage * Tiles::STAGE;
                     Mbarrier& full = barriers.full[at.stage];
                     barriers.empty[at.stage].wait(at.parity ^ 1);
-                    full.arrive_expect_tx(2 * B_BYTES + (OF_QUERIES ? 0 : 2 * N * 4));
+                    full.arrive_expect_tx(2 * B_BYTES + (OF_KEYS ? 2 * N * 4 : 0));
                     #pragma unroll 1
                     for (int h = 0; h < HALVES; ++h) {
                         unsigned char* half = to + h * N * SWIZZLE;
@@ -234,7 +178,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                         tma_load(half + B_BYTES, b2_map, full, h * 64, column + n * N, head,
                                  of.batch);
                     }
-                    if (!OF_QUERIES) {
+                    if (OF_KEYS) {
                         const bool starts = EXTRAS && extras.query_starts;
                         const int start = starts ? sums_start(of, tile.batch, N) : 0;
                         const float* from =
@@ -254,14 +198,6 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
         // with EXTRAS scores come scaled
         const float scale_log2 = (EXTRAS ? 1 : p.scale) * LOG2_E;
         const Word draw = EXTRAS ? draw_number(extras.draw, extras.offset) : 0;
-
-        auto release = [&](Mbarrier& empty) {
-            if (OF_QUERIES)
-                arrive_warp(empty);
-            else
-                empty.arrive();
-        };
-
         const unsigned long long a1_at = wgmma_descriptor(a_tiles + 2 * group * Tiles::A_BYTES);
         const unsigned long long a2_at = a1_at + Tiles::A_BYTES / 16;
         Fragment<1, N> s, g;
@@ -273,40 +209,30 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
 
         auto multiply = [&](Fragment<1, N>& to, unsigned long long a_at,
                             const unsigned char* tile) {
-            const unsigned long long b_at = wgmma_descriptor(tile);
             fence_registers(to.values);
             wgmma_fence();
-            #pragma unroll
-            for (int d = 0; d < D / 16; ++d)
-                Wgmma<T, N>::template run<>(
-                    to.values, a_at + d / 4 * (64 * SWIZZLE / 16) + d % 4 * 2,
-                    b_at + d / 4 * (N * SWIZZLE / 16) + d % 4 * 2, d > 0);
+            multiply_rows<T, D>(to.values, a_at, wgmma_descriptor(tile), N * SWIZZLE, false);
             wgmma_commit();
         };
-        auto accumulate = [&](Fragment<1, D>& to, const unsigned (&a)[N / 4],
-                              const unsigned char* tile) {
-            const unsigned long long b_at = wgmma_descriptor(tile, N * SWIZZLE);
+        auto add = [&](Fragment<1, D>& to, const unsigned (&a)[N / 4], const unsigned char* tile) {
             fence_registers(to.values);
             wgmma_fence();
-            #pragma unroll
-            for (int n = 0; n < N / 16; ++n)
-                Wgmma<T, D>::template run<true>(to.values, a + 4 * n,
-                                                b_at + n * (16 * SWIZZLE / 16), true);
+            accumulate<T>(to, a, wgmma_descriptor(tile, N * SWIZZLE));
             wgmma_commit();
         };
 
         PipelineState<1> turn;
         for (int index; (index = barriers.queue.take(turn)) < tiles;) {
-            const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
+            const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, OF_KEYS);
             const Sequence of = sequence_of<EXTRAS>(p, extras, tile.batch);
-            const Band band = band_of(of);
+            const Band<OF_KEYS, N> band(p, of);
             const int row = tile.block * M + group * 64;   // the first of this warpgroup
             const int own_row = row + warp * 16 + s.row_of(0);   // the thread's: this and 8 later
             if (tile.block * M >= band.rows) continue;
             const int first = band.first(tile.block * M);
             const int last = band.last(min(tile.block * M + M, band.rows));
             float row_logsumexp[2] = {infinity<float>(), infinity<float>()}, row_delta[2] = {0, 0};
-            if (OF_QUERIES) {
+            if (!OF_KEYS) {
                 const bool starts = EXTRAS && extras.query_starts;
                 const int start = starts ? sums_start(of, tile.batch, extras.columns) : 0;
                 const float* from =
@@ -321,33 +247,14 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             sum1.clear();
             sum2.clear();
 
-            auto mask = [&](int n) {
-                #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const int diagonal = own_row + 8 * h, column = s.column_of(n * N);
-                    s.mask_row(h, diagonal + band.low - column,
-                               min(band.columns, diagonal + band.high + 1) - column);
-                }
-            };
+            auto mask = [&](int n) { band.mask(s, own_row, n); };
             auto keep_mask = [&](int n, int head) -> unsigned long long {   // a bit for each weight
                 if (extras.threshold >> 16) return ~0ull;
                 const Word first = (Word(tile.batch) * p.heads + head) * p.queries, pitch = p.keys;
-                if (OF_QUERIES)
+                if (!OF_KEYS)
                     return keep_rows<N>(extras, draw, (first + own_row) * pitch + n * N, pitch);
                 return keep_columns<N>(extras, draw, (first + n * N) * pitch + row + warp * 16,
                                        pitch);
-            };
-            // Call f(i, x) for each of a thread's accumulators; x is the statistic of its query:
-            // that of the row, or of the column in `columns`.
-            auto for_statistics = [&](const float (&rows)[2], const float* columns, auto f) {
-                #pragma unroll
-                for (int j = 0; j < N / 8; ++j) {
-                    float2 column = {0, 0};
-                    if (!OF_QUERIES) column = *reinterpret_cast<const float2*>(columns + 8 * j);
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        f(4 * j + i, OF_QUERIES ? rows[i / 2] : i % 2 ? column.y : column.x);
-                }
             };
 
             int before = -1;   // the stage whose tiles the last products still use
@@ -361,17 +268,17 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                     if (apart + N <= band.low || apart > 63 + band.high || row >= band.rows) {
                         if (before >= 0) {   // only other warpgroups see this block
                             wgmma_wait<0>();
-                            release(barriers.empty[before]);
+                            barriers.release(before);
                             before = -1;
                         }
-                        release(barriers.empty[at.stage]);
+                        barriers.release(at.stage);
                         at.next();
                         continue;
                     }
                     // Scores.
                     multiply(s, a1_at, tile1);
                     wgmma_wait<1>();   // for the products before these
-                    if (before >= 0) release(barriers.empty[before]);
+                    if (before >= 0) barriers.release(before);
                     // Gradients of the weights.
                     if constexpr (HAS_1) {
                         multiply(g, a2_at, tile2);
@@ -381,32 +288,33 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                     }
                     fence_registers(s.values);
                     // Bias and mask.
-                    const int query_head = OF_QUERIES ? tile.head : tile.head * heads_each + each;
+                    const int query_head = OF_KEYS ? tile.head * heads_each + each : tile.head;
                     if (EXTRAS)
-                        scale_and_bias<!OF_QUERIES>(s, p.scale, extras, tile.batch, query_head,
-                                                    own_row, band.rows, s.column_of(n * N),
-                                                    band.columns);
+                        scale_and_bias<OF_KEYS>(s, p.scale, extras, tile.batch, query_head, own_row,
+                                                band.rows, s.column_of(n * N), band.columns);
                     if (apart < 63 + band.low || apart + N > 1 + band.high
                         || n * N + N > band.columns)
                         mask(n);
                     // Weights.
                     const float* statistics =
                         reinterpret_cast<const float*>(tile2 + B_BYTES) + lane % 4 * 2;
-                    for_statistics(row_logsumexp, statistics, [&](int i, float logsumexp) {
+                    auto weigh = [&](int i, int, float logsumexp) {
                         float& x = s.values[i];
                         x = fast_exp2(EXTRAS ? (x - logsumexp) * scale_log2
                                              : x * scale_log2 - logsumexp);
-                    });
+                    };
+                    for_statistics<OF_KEYS, N>(row_logsumexp, statistics, weigh);
                     const unsigned long long keep = EXTRAS ? keep_mask(n, query_head) : 0;
                     // Gradients of the scores.
                     if constexpr (HAS_1) {
                         wgmma_wait<0>();
                         fence_registers(g.values);
-                        for_statistics(row_delta, statistics + N, [&](int i, float delta) {
+                        auto differentiate = [&](int i, int, float delta) {
                             float& x = g.values[i];
                             if (EXTRAS) x = keep >> i & 1 ? x * extras.inverse_keep : 0;
                             x = s.values[i] * (x - delta);
-                        });
+                        };
+                        for_statistics<OF_KEYS, N>(row_delta, statistics + N, differentiate);
                     }
                     // Sums.
                     if constexpr (HAS_2) {
@@ -414,11 +322,11 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                         for (int i = 0; i < N / 2; ++i)
                             if (EXTRAS && !(keep >> i & 1)) s.values[i] = 0;
                         s.template round_to<T>(w_packed);
-                        accumulate(sum2, w_packed, tile2);
+                        add(sum2, w_packed, tile2);
                     }
                     if constexpr (HAS_1) {
                         g.template round_to<T>(g_packed);
-                        accumulate(sum1, g_packed, tile1);
+                        add(sum1, g_packed, tile1);
                     }
                     before = at.stage;
                     at.next();
@@ -427,7 +335,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             wgmma_wait<0>();
             fence_registers(sum1.values);
             fence_registers(sum2.values);
-            if (before >= 0) release(barriers.empty[before]);
+            if (before >= 0) barriers.release(before);
             if (first < last) {
                 arrive_warp(barriers.a_empty[group]);
                 a_parity ^= 1;
@@ -436,9 +344,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int t = own_row + 8 * h;
-                const int start = OF_QUERIES ? of.first_query : of.first_key;
-                const long long to = of.batch * strides.batch + tile.head * strides.head
-                                   + (start + t) * strides.row;
+                const int start = OF_KEYS ? of.first_key : of.first_query;
+                const long long to = place(strides, of.batch, tile.head, start + t);
                 const int width = t < band.rows ? p.width : 0;
                 if constexpr (HAS_1) store_row(d1 + to, sum1, h, p.scale, width);
                 if constexpr (HAS_2)

@@ -195,10 +195,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
             const unsigned long long v_at = wgmma_descriptor(v_tile, N * SWIZZLE);
             fence_registers(o.values);
             wgmma_fence();
-            #pragma unroll
-            for (int n = 0; n < N / 16; ++n)
-                Wgmma<T, D>::template run<true>(
-                    o.values, weights + 4 * n, v_at + n * (16 * SWIZZLE / 16), add || n > 0);
+            accumulate<T>(o, weights, v_at, add);
             wgmma_commit();
         };
         auto finish_scores = [&] {

@@ -111,41 +111,55 @@ __device__ inline void mma_columns(Fragment<R, N>& c, int j, const unsigned (&ro
     }
 }
 
-// c += a b^T: a the warp's rows, b a tile of N rows.
-template <typename T, int R, int N, int D, bool IN_REGISTERS>
-__device__ inline void multiply_rows(Fragment<R, N>& c,
-                                     const RowOperand<T, R, D, IN_REGISTERS>& a, const T* b) {
+// c += a b^T: a the warp's rows, b a tile of N rows. COUNT such sums at a time, of one b: what
+// ldmatrix brings of it serves all.
+template <typename T, int R, int N, int D, bool IN_REGISTERS, int COUNT>
+__device__ inline void multiply_rows(Fragment<R, N>* const (&c)[COUNT],
+                                     const RowOperand<T, R, D, IN_REGISTERS>* const (&a)[COUNT],
+                                     const T* b) {
     const int lane = threadIdx.x % 32;
     const unsigned address = shared_address(b + (lane % 8 + lane / 16 * 8) * PITCH<T, D> +
                                             lane / 8 % 2 * VECTOR<T>);
     #pragma unroll
     for (int d = 0; d < D / TERMS<T>; ++d) {
-        unsigned rows[R][4], columns[4];
-        a.step(rows, d);
+        unsigned rows[COUNT][R][4], columns[4];
+        #pragma unroll
+        for (int k = 0; k < COUNT; ++k) a[k]->step(rows[k], d);
         #pragma unroll
         for (int n = 0; n < N / 16; ++n) {
             ldmatrix(columns, address + 16 * n * PITCH<T, D> * sizeof(T) + 32 * d);
             round_operand<T>(columns);
-            mma_columns<T>(c, 2 * n, rows, columns);
+            #pragma unroll
+            for (int k = 0; k < COUNT; ++k) mma_columns<T>(*c[k], 2 * n, rows[k], columns);
         }
     }
 }
+template <typename T, int R, int N, int D, bool IN_REGISTERS>
+__device__ inline void multiply_rows(Fragment<R, N>& c,
+                                     const RowOperand<T, R, D, IN_REGISTERS>& a, const T* b) {
+    multiply_rows({&c}, {&a}, b);
+}
 
-// c += w b: w as a product left it, rounded; b a tile of N rows, of which W elements count.
-template <int D, int R, int N, int W, typename T>
-__device__ inline void accumulate(Fragment<R, W>& c, const Fragment<R, N>& w, const T* b) {
+// c += w b: w as a product left it, rounded; b a tile of N rows, of which W elements count. COUNT
+// such sums of one b.
+template <int D, int R, int N, int W, int COUNT, typename T>
+__device__ inline void accumulate(Fragment<R, W>* const (&c)[COUNT],
+                                  const Fragment<R, N>* const (&w)[COUNT], const T* b) {
     const int lane = threadIdx.x % 32;
     const unsigned address = shared_address(b + lane % 16 * PITCH<T, D> + lane / 16 * 8);
     #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
-        unsigned rows[R][4], columns[4];
+        unsigned rows[COUNT][R][4], columns[4];
         #pragma unroll
         for (int i = 0; i < 4 * R; ++i)
-            rows[i / 4][i % 4] = w.template word<T>(i / 4 * (N / 4) + 4 * n + i % 4);
+            #pragma unroll
+            for (int k = 0; k < COUNT; ++k)
+                rows[k][i / 4][i % 4] = w[k]->template word<T>(i / 4 * (N / 4) + 4 * n + i % 4);
         #pragma unroll
         for (int d = 0; d < W / 16; ++d) {
             ldmatrix_transposed(columns, address + (16 * n * PITCH<T, D> + 16 * d) * 2);
-            mma_columns<T>(c, 2 * d, rows, columns);
+            #pragma unroll
+            for (int k = 0; k < COUNT; ++k) mma_columns<T>(*c[k], 2 * d, rows[k], columns);
         }
     }
 }
@@ -154,28 +168,40 @@ __device__ inline void accumulate(Fragment<R, W>& c, const Fragment<R, N>& w, co
 // mma.sync takes t and t + 4. A sum may take its terms in any order, so the rows of b come in the
 // order of w's columns. ldmatrix transposes 16 bits alone: b is read word by word, 2 (D + 4) words
 // apart within a quad, which is 8 banks.
-template <int D, int R, int N, int W>
-__device__ inline void accumulate(Fragment<R, W>& c, const Fragment<R, N>& w, const float* b) {
-    const int lane = threadIdx.x % 32;
+template <int D, int R, int N, int W, int COUNT>
+__device__ inline void accumulate(Fragment<R, W>* const (&c)[COUNT],
+                                  const Fragment<R, N>* const (&w)[COUNT], const float* b) {
+    const int lane = COUNT > 1 ? rematerialize(threadIdx.x % 32) : threadIdx.x % 32;
     const unsigned address = shared_address(b + lane % 4 * 2 * PITCH<float, D> + lane / 4);
     #pragma unroll
     for (int n = 0; n < N / 8; ++n) {
-        unsigned rows[R][4];
+        unsigned rows[COUNT][R][4];
         #pragma unroll
         for (int i = 0; i < 4 * R; ++i)   // word 2 t + h: half t of the terms, half h of the rows
-            rows[i / 4][i % 4] = __float_as_uint(
-                w.values[(i / 4 * (N / 8) + n) * 4 + i % 2 * 2 + i % 4 / 2]);
+            #pragma unroll
+            for (int k = 0; k < COUNT; ++k)
+                rows[k][i / 4][i % 4] = __float_as_uint(
+                    w[k]->values[(i / 4 * (N / 8) + n) * 4 + i % 2 * 2 + i % 4 / 2]);
         #pragma unroll
-        for (int r = 0; r < R; ++r) round_operand<float>(rows[r]);
+        for (int r = 0; r < R; ++r)
+            #pragma unroll
+            for (int k = 0; k < COUNT; ++k) round_operand<float>(rows[k][r]);
         #pragma unroll
         for (int d = 0; d < W / 8; ++d) {
             const unsigned from = address + (8 * n * PITCH<float, D> + 8 * d) * 4;
             unsigned columns[2] = {load_word(from), load_word(from + PITCH<float, D> * 4)};
             round_operand<float>(columns);
             #pragma unroll
-            for (int r = 0; r < R; ++r) mma<float>(c.block(r, d), rows[r], columns[0], columns[1]);
+            for (int r = 0; r < R; ++r)
+                #pragma unroll
+                for (int k = 0; k < COUNT; ++k)
+                    mma<float>(c[k]->block(r, d), rows[k][r], columns[0], columns[1]);
         }
     }
+}
+template <int D, int R, int N, int W, typename T>
+__device__ inline void accumulate(Fragment<R, W>& c, const Fragment<R, N>& w, const T* b) {
+    accumulate<D>({&c}, {&w}, b);
 }
 
 // Two neighbouring elements.

@@ -1,8 +1,8 @@
 // Parts of FlashAttention's forward and backward kernels on Hopper.
 #pragma once
+#include "attention/arguments.cuh"
 #include "fragment.cuh"
 #include "hopper.cuh"
-#include "philox.cuh"
 
 // Shared memory of each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
@@ -87,11 +87,6 @@ struct ColumnSums {
             to[c + lane / 4 % 2] = sums[0] * scale;
         }
     }
-};
-
-// The strides of an array (batch, head, row, D), in elements.
-struct Strides {
-    long long batch, head, row;
 };
 
 // Query i of a sequence is at position i + keys - queries, and sees the keys from position -
@@ -231,6 +226,64 @@ __device__ inline AttentionTile tile_of(const AttentionSm90Arguments& p, int hea
     return {ascending ? block : blocks - 1 - block, head % heads, head / heads};
 }
 
+// Row r of a sequence sees the columns from r + low to r + high. KEYS: rows are keys and columns
+// queries, else the reverse.
+template <bool KEYS, int N> struct Band {
+    int rows, columns, low, high;
+
+    __device__ Band(const AttentionSm90Arguments& p, const Sequence& of)
+        : rows(KEYS ? of.keys : of.queries), columns(KEYS ? of.queries : of.keys) {
+        const int shift = of.keys - of.queries;
+        low = KEYS ? -shift - p.window_right : shift - p.window_left;
+        high = KEYS ? p.window_left - shift : shift + p.window_right;
+    }
+    // The blocks of N columns that rows see: the first of those from `row` on, and what follows the
+    // last of those before `end`.
+    __device__ int first(int row) const { return max(0, row + low) / N; }
+    __device__ int last(int end) const { return (max(0, min(columns, end + high)) + N - 1) / N; }
+    // -inf where a thread's row, its first being `row`, does not see a column of block n.
+    __device__ void mask(Fragment<1, N>& s, int row, int n) const {
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int diagonal = row + 8 * h, column = s.column_of(n * N);
+            s.mask_row(h, diagonal + low - column, min(columns, diagonal + high + 1) - column);
+        }
+    }
+};
+
+// Call f(i, h, x) for each of a thread's accumulators of 64 rows and N columns; x is a statistic of
+// its query: of row h or, with KEYS, of the column in shared memory.
+template <bool KEYS, int N, typename F>
+__device__ inline void for_statistics(const float (&rows)[2], const float* columns, F f) {
+    #pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+        float2 column = {0, 0};
+        if (KEYS) column = *reinterpret_cast<const float2*>(columns + 8 * j);
+        #pragma unroll
+        for (int i = 0; i < 4; ++i)
+            f(4 * j + i, i / 2, KEYS ? i % 2 ? column.y : column.x : rows[i / 2]);
+    }
+}
+
+// c (+)= a b^T; `half` is the distance in bytes of 64 columns of b from the next 64.
+template <typename T, int D, int SIZE>
+__device__ inline void multiply_rows(float (&c)[SIZE], unsigned long long a, unsigned long long b,
+                                     int half, bool add) {
+    #pragma unroll
+    for (int d = 0; d < D / 16; ++d)
+        Wgmma<T, 2 * SIZE>::template run<>(c, a + d / 4 * (64 * SWIZZLE / 16) + d % 4 * 2,
+                                           b + d / 4 * (half / 16) + d % 4 * 2, add || d > 0);
+}
+// c (+)= w b.
+template <typename T, int D, int WORDS>
+__device__ inline void accumulate(Fragment<1, D>& c, const unsigned (&w)[WORDS],
+                                  unsigned long long b, bool add = true) {
+    #pragma unroll
+    for (int n = 0; n < WORDS / 4; ++n)
+        Wgmma<T, D>::template run<true>(c.values, w + 4 * n, b + n * (16 * SWIZZLE / 16),
+                                        add || n > 0);
+}
+
 // An arrival for a warp, when all its lanes have come.
 __device__ inline void arrive_warp(Mbarrier& barrier) {
     __syncwarp();
@@ -264,6 +317,65 @@ template <int STAGES> struct TileQueue {
         return tile;
     }
 };
+
+// Shared memory of a kernel that keeps 64 rows of ROW_TILES matrices for each of W warpgroups, and
+// streams N rows of COLUMN_TILES matrices at a time: the tiles of rows, then a ring of stages, each
+// with the tiles of columns and STATISTICS bytes that belong to them.
+template <int D, int W, int N, int ROW_TILES, int COLUMN_TILES, int STATISTICS> struct StreamTiles {
+    static constexpr int HALVES = (D + 63) / 64;   // 64 columns each
+    static constexpr int A_BYTES = 64 * HALVES * SWIZZLE, B_BYTES = N * HALVES * SWIZZLE;
+    static constexpr int STAGE = COLUMN_TILES * B_BYTES + STATISTICS;
+    static constexpr int FIT = (TILE_BYTES - ROW_TILES * W * A_BYTES) / STAGE;
+    static constexpr int STAGES = FIT < 4 ? FIT : 4;
+};
+
+// A warp reads tiles as one, in the products alone, but each lane reads statistics, where there are
+// some (BY_LANE): each arrives.
+template <int W, int STAGES, bool BY_LANE> struct StreamBarriers {
+    TileQueue<1> queue;
+    Mbarrier a_full[W], a_empty[W], full[STAGES], empty[STAGES];
+
+    __device__ void init() {
+        queue.init(4 * W);
+        for (int g = 0; g < W; ++g) {
+            a_full[g].init(1);
+            a_empty[g].init(4);
+        }
+        for (int s = 0; s < STAGES; ++s) {
+            full[s].init(1);
+            empty[s].init((BY_LANE ? WARPGROUP : 4) * W);
+        }
+        fence_mbarrier_init();
+    }
+    __device__ void release(int stage) {
+        if (BY_LANE)
+            empty[stage].arrive();
+        else
+            arrive_warp(empty[stage]);
+    }
+};
+
+// The producer loads the tiles of rows from `row` on, of the first ROW_TILES maps.
+template <typename Tiles, int ROW_TILES, int W, int STAGES, bool BY_LANE, int MAPS>
+__device__ inline void load_rows(unsigned char* tiles,
+                                 StreamBarriers<W, STAGES, BY_LANE>& barriers, unsigned parity,
+                                 const TensorMap* const (&maps)[MAPS], int row, int head,
+                                 int batch) {
+    #pragma unroll 1
+    for (int g = 0; g < W; ++g) {
+        Mbarrier& full = barriers.a_full[g];
+        barriers.a_empty[g].wait(parity ^ 1);
+        full.arrive_expect_tx(ROW_TILES * Tiles::A_BYTES);
+        const int first = row + g * 64;
+        #pragma unroll 1
+        for (int h = 0; h < Tiles::HALVES; ++h) {
+            unsigned char* to = tiles + ROW_TILES * g * Tiles::A_BYTES + h * 64 * SWIZZLE;
+            #pragma unroll
+            for (int i = 0; i < ROW_TILES; ++i)
+                tma_load(to + i * Tiles::A_BYTES, *maps[i], full, h * 64, first, head, batch);
+        }
+    }
+}
 
 // The tile that a block takes next, of `tiles`: the first are those of the blocks' own numbers.
 // taken: 0 before, and 0 again when each block has found that there are no more.

@@ -47,7 +47,7 @@ from tensorgrad.kernels.tensor_map import TensorMap, fits, tensor_map
 
 _FORWARD, _BACKWARD = "attention/forward_sm90.cu", "attention/backward_sm90.cu"
 _ORDERED = "attention/backward_ordered_sm90.cu"
-_SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
+SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _WARPGROUP = 128
 _CACHED = 24 * 2**20  # bytes of keys and values, or of queries, that stay in the L2 cache
 # By head width, without and with extras: warpgroups of 64 rows in a block, and columns of a tile.
@@ -86,12 +86,12 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     y = empty_result(arrays[0], arrays[0].dtype)
     q, k, v = [readable(array) for array in arrays]
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
-    kernel, grid, block, columns, struct = _geometry(q, k, options).forward
+    kernel, grid, block, columns, struct = launches_of(q, k, options).forward
     maps = boxes(q), boxes(k, columns), boxes(v, columns)
     extras = _extras(options, q.shape[2], 0)
     overlap.launch_in_graph(
         kernel, grid, block,
-        (y, logsumexp, counter(q), *maps, struct, extras, number("?", is_capturing())), _SHARED,
+        (y, logsumexp, counter(q), *maps, struct, extras, number("?", is_capturing())), SHARED,
         writes=(y, logsumexp),
     )  # fmt: skip
     return y, logsumexp
@@ -109,7 +109,7 @@ def backward(
     y, logsumexp, options = done[3:]
     dy = readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
-    geometry = _geometry(q, k, options)
+    geometry = launches_of(q, k, options)
     if geometry.ordered is not None:
         _backward_ordered(geometry, dy, done._replace(q=q, k=k, v=v), gradients)
         return
@@ -125,7 +125,7 @@ def backward(
         for kernel, grid, block, columns, struct in launches:
             maps = (*rows, *(boxes(other, columns) for other in others))
             last = (struct, extras, numbers[2], strides_argument(results[0]), *sums_of_rows)
-            kernel(grid, block, (*results, sums, counter(q), *maps, *last), _SHARED)
+            kernel(grid, block, (*results, sums, counter(q), *maps, *last), SHARED)
 
 
 def column_sums_for(done: ForwardPass) -> Array | None:
@@ -135,7 +135,7 @@ def column_sums_for(done: ForwardPass) -> Array | None:
     """
     q, k = done.q, done.k
     batch, heads, length, width = q.shape
-    geometry = _geometry(q, k, done.options)
+    geometry = launches_of(q, k, done.options)
     if width != _SUMMED_WIDTH or k.shape[2] != length or geometry.extras or geometry.ordered:
         return None
     columns = (heads + 2 * k.shape[1]) * width
@@ -175,7 +175,7 @@ def _backward_ordered(
         (plan.grid,),
         (3 * _WARPGROUP,),
         (*results, sums, *maps, plan.struct, plan.teams, pitch, *strides),
-        _SHARED,
+        SHARED,
     )
     blind = q.shape[2] - k.shape[2]  # causal: how many first queries see no key
     if blind > 0 and not geometry.even:
@@ -193,7 +193,7 @@ class _Ordered(NamedTuple):
     teams: Any  # BackwardTeams
 
 
-class _TileLaunch(NamedTuple):
+class TileLaunch(NamedTuple):
     """A kernel and its arguments that are not arrays."""
 
     kernel: Kernel
@@ -203,7 +203,7 @@ class _TileLaunch(NamedTuple):
     struct: Any  # AttentionSm90Arguments
 
 
-def _geometry(q: Array, k: Array, options: AttentionOptions) -> _Geometry:
+def launches_of(q: Array, k: Array, options: AttentionOptions) -> _Geometry:
     """Return the launches of these sizes, cached from step to step."""
     starts = options.sequences
     extras = (
@@ -232,6 +232,7 @@ class _Geometry:
         before: int, after: int, scale: float, extras: bool, device: int,
     ) -> None:  # fmt: skip
         self.dtype, self.extras, self.scale = dtype, extras, scale
+        self._extras = str(extras).lower()  # as a template argument
         self.batch, self.heads, self.queries, self.width = q_shape
         self.kv_heads, self.keys = k_shape[1:3]
         if lengths is not None:
@@ -249,35 +250,35 @@ class _Geometry:
         )
 
     @cached_property
-    def forward(self) -> _TileLaunch:
+    def forward(self) -> TileLaunch:
         """The kernel of the forward pass."""
         width, groups, columns = self._tiles(_FORWARD_TILES)
         if not self.extras and (self.keys >= 8192 or (self.keys >= 2048 and self.even)):
             groups, columns = _LONG_TILES.get(width, (groups, columns))
-        return self._launch(_FORWARD, "attention_forward", width, groups, columns)
+        return self.launch(_FORWARD, "attention_forward", width, groups, columns, self._extras)
 
     @cached_property
-    def backward_rows(self) -> _TileLaunch:
+    def backward_rows(self) -> TileLaunch:
         """The kernel for the statistics of each query, padded to tiles of `backward_keys`."""
         kernel = load(_BACKWARD, f"attention_backward_rows<{c_name(self.dtype)}>")
         blocks = self.batch * -(-self.heads // _HEADS) * -(-self.padded // 32)
-        return _TileLaunch(kernel, (blocks,), (256,), self._tiles(_KEYS_TILES)[2], self._struct())
+        return TileLaunch(kernel, (blocks,), (256,), self._tiles(_KEYS_TILES)[2], self._struct())
 
     @cached_property
-    def backward_keys(self) -> list[_TileLaunch]:
+    def backward_keys(self) -> list[TileLaunch]:
         """The kernels for dk and dv: one where registers hold both."""
         tiles = self._tiles(_KEYS_TILES)
         both = tiles[0] <= _BOTH_GRADIENTS[self.extras]
         return [
-            self._launch(_BACKWARD, "attention_backward", *tiles, part, of_keys=True)
+            self.launch(_BACKWARD, "attention_backward", *tiles, part, self._extras, of_keys=True)
             for part in (("BOTH",) if both else ("KEYS", "VALUES"))
         ]
 
     @cached_property
-    def backward_queries(self) -> list[_TileLaunch]:
+    def backward_queries(self) -> list[TileLaunch]:
         """The kernel for dq."""
         tiles = self._tiles(_QUERIES_TILES)
-        return [self._launch(_BACKWARD, "attention_backward", *tiles, "QUERIES")]
+        return [self.launch(_BACKWARD, "attention_backward", *tiles, "QUERIES", self._extras)]
 
     @cached_property
     def ordered(self) -> _Ordered | None:
@@ -313,27 +314,33 @@ class _Geometry:
         width = min(w for w in table[self.extras] if w >= self.width)
         return (width, *table[self.extras][width])
 
-    def _launch(
-        self, file: str, name: str, width: int, groups: int, columns: int, *part: str,
-        of_keys: bool = False,
-    ) -> _TileLaunch:  # fmt: skip
-        """Return a kernel with a persistent grid: a block for each SM or tile."""
+    def launch(
+        self, file: str, name: str, width: int, groups: int, columns: int, *types: str,
+        of_keys: bool = False, matrices: int = 2,
+    ) -> TileLaunch:  # fmt: skip
+        """Return a kernel with a persistent grid: a block for each SM or tile.
+
+        Args:
+            file, name: of the kernel.
+            width, groups, columns, types: its template arguments.
+            of_keys: whether tiles are of keys.
+            matrices: those of the other side, which stream by.
+        """
         rows, heads = (self.keys, self.kv_heads) if of_keys else (self.queries, self.heads)
         count = -(-rows // (64 * groups)) * heads * self.batch
-        sizes = ", ".join([c_name(self.dtype), *map(str, (width, groups, columns))])
-        last = ", ".join([*part, "true" if self.extras else "false"])
-        kernel = load(file, f"{name}<{sizes}, {last}>")
+        arguments = ", ".join([c_name(self.dtype), *map(str, (width, groups, columns)), *types])
+        kernel = load(file, f"{name}<{arguments}>")
         block = _WARPGROUP * (groups + 1)
         grid = min(self.processors, count)
-        return _TileLaunch(kernel, (grid,), (block,), columns, self._struct(of_keys))
+        return TileLaunch(kernel, (grid,), (block,), columns, self._struct(of_keys, matrices))
 
-    def _struct(self, of_keys: bool = False) -> Any:
+    def _struct(self, of_keys: bool = False, matrices: int = 2) -> Any:
         """Return the sizes for tiles of rows of q or of k."""
         heads = self.batch * (self.kv_heads if of_keys else self.heads)
         together = 1
         if not self.even:  # heads whose other side stays in the cache, in groups of equal size
             streamed = self.queries * self.heads if of_keys else self.keys * self.kv_heads
-            streamed *= 4 * self.width * self.batch
+            streamed *= 2 * matrices * self.width * self.batch
             together = -(-heads // max(1, min(heads, -(-streamed // _CACHED))))
         return by_value(
             AttentionSm90Arguments(

@@ -50,7 +50,8 @@
 // instantiate: attention_tangent_backward<{T}, {QUERIES_TILES}, QUERIES>
 // instantiate: attention_tangent_backward<float, 64, 1, 16, {BOTH | QUERIES}>
 // instantiate: attention_tangent_backward<float, 128, 1, 16, {KEYS | VALUES | QUERIES}>
-#include "attention/tangent_sm80.cuh"
+#include "attention/sm80.cuh"
+#include "attention/tangent.cuh"
 
 // Which gradients a launch computes: of q and tq, of k and tk, of v and tv, of the last four.
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
@@ -229,7 +230,7 @@ attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict
         // Scores and their tangents.
         start_scores<OF_KEYS>(s, p, span, bias, block.sequence, query_head, row, column);
         ts.clear();
-        multiply_rows_pair(s, rows1, ts, rows2, b1_tile);
+        multiply_rows({&s, &ts}, {&rows1, &rows2}, b1_tile);
         multiply_rows(ts, rows1, b2_tile);
         // Mask.
         if (!inside_band<R, OF_KEYS>(p, span, row, column, N))
@@ -239,7 +240,7 @@ attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict
             dw.clear();
             dtw.clear();
             if constexpr (OF_KEYS) {
-                multiply_rows_pair(dw, rows3, dtw, rows4, b3_tile);
+                multiply_rows({&dw, &dtw}, {&rows3, &rows4}, b3_tile);
             } else {
                 multiply_rows(dw, rows3, b3_tile);
                 multiply_rows(dtw, rows3, b3_tile + TILE);
@@ -288,9 +289,9 @@ attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict
             apply_dropout<OF_KEYS, D>(ts, keep, p.inverse_keep);
         }
         // Sums.
-        if constexpr (HAS_3) accumulate_pair<D>(sum3, ts, sum4, s, b3_tile);
+        if constexpr (HAS_3) accumulate<D>({&sum3, &sum4}, {&ts, &s}, b3_tile);
         if constexpr (HAS_1) {
-            accumulate_pair<D>(sum1, dtw, sum2, dw, b1_tile);
+            accumulate<D>({&sum1, &sum2}, {&dtw, &dw}, b1_tile);
             accumulate<D>(sum1, dw, b2_tile);
         }
     }

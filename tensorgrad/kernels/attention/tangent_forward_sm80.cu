@@ -34,7 +34,8 @@
 // where: TF32_TILES = 64, 1, 16 | 128, 1, 16
 // instantiate: attention_tangent<{T}, {TILES}>
 // instantiate: attention_tangent<float, {TF32_TILES}>
-#include "attention/tangent_sm80.cuh"
+#include "attention/sm80.cuh"
+#include "attention/tangent.cuh"
 
 // ty: (B, Tq, H, D). means, logsumexp: (B, H, Tq).
 template <typename T, int D, int R, int N>
@@ -116,7 +117,7 @@ attention_tangent(T* __restrict__ ty, float* __restrict__ means, const T* __rest
         // Scores and their tangents.
         start_scores<false>(s, p, span, bias, block.sequence, block.head, row, n * N);
         ts.clear();
-        multiply_rows_pair(s, queries, ts, tangents, k_tile);
+        multiply_rows({&s, &ts}, {&queries, &tangents}, k_tile);
         multiply_rows(ts, queries, k_tile + TILE);
         // Mask.
         if (!inside_band<R, false>(p, span, row, n * N, N))

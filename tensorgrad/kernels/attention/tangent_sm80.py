@@ -21,20 +21,21 @@ from tensorgrad.kernels.attention.arguments import (
     tangent_row_sums,
 )
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, TangentPass, empty_result
-from tensorgrad.kernels.device import capability, shared_memory_per_block
+from tensorgrad.kernels.attention.sm80 import Tiles, shared_memory, tiles_for
+from tensorgrad.kernels.attention.sm80 import supports as attention_supports
+from tensorgrad.kernels.device import shared_memory_per_block
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import pointer
 
 _FORWARD, _BACKWARD = "attention/tangent_forward_sm80.cu", "attention/tangent_backward_sm80.cu"
 _THREADS = 128
-_Tiles = dict[int, tuple[int, int]]
 # By head width, padded with zeros: units of 64 rows of a block, and columns of a tile. For 16 bits
 # and for TF32.
-_FORWARD_TILES: tuple[_Tiles, _Tiles] = (
+_FORWARD_TILES: Tiles = (
     {32: (1, 64), 64: (2, 32), 96: (1, 32), 128: (1, 16)},
     {64: (1, 16), 128: (1, 16)},
 )
-_BACKWARD_TILES: dict[str, tuple[_Tiles, _Tiles]] = {
+_BACKWARD_TILES: dict[str, Tiles] = {
     "BOTH": ({32: (1, 32), 64: (1, 16)}, {64: (1, 16)}),
     "KEYS": ({96: (1, 32), 128: (1, 16)}, {128: (1, 16)}),
     "VALUES": ({96: (1, 32), 128: (1, 32)}, {128: (1, 16)}),
@@ -48,13 +49,11 @@ _ALL_GRADIENTS = 64  # the widest heads of which registers hold the gradients of
 def supports(arrays: Arrays, options: AttentionOptions) -> bool:
     """Whether the kernels are for this GPU, for these arrays and these options."""
     q = arrays[0]
-    if q.itemsize != 2 and not options.tf32:
-        return False
-    fits = q.shape[3] <= 128 and options.scale > 0 and options.rotation is None
-    if not fits or capability(q.device.id) < 80:
-        return False
-    most = max(_backward_tiles(part, q)[3] for part in _parts(q))
-    return most <= shared_memory_per_block(q.device.id)
+    fit = q.shape[3] <= 128 and options.rotation is None and attention_supports(arrays, options)
+    return fit and (
+        max(_backward_tiles(part, q)[3] for part in _parts(q))
+        <= shared_memory_per_block(q.device.id)
+    )
 
 
 def forward(
@@ -62,16 +61,16 @@ def forward(
 ) -> tuple[Array, Array]:
     """Return the tangent of the result, and the means; see `tangent.forward`."""
     q, k, v = (readable(array) for array in arrays)
-    y, *others = (_fitting(array) for array in (y, *tangents))
+    y, tq, tk, tv = map(_fitting, (y, *tangents))
     ty = empty_result(q, q.dtype)
     means = backend.empty(q.shape[:3], float32, like=q)
-    width, units, columns = _tiles(_FORWARD_TILES, q)
+    width, units, columns = tiles_for(q, _FORWARD_TILES)
     load(_FORWARD, f"attention_tangent<{c_name(q.dtype)}, {width}, {units}, {columns}>")(
         (blocks(q, 64 * units, options),),
         (_THREADS,),
-        (ty, means, y, logsumexp, q, k, v, *others, *option_arguments((q, k, v), ty, options),
-         tangent_arguments(_three(others), y)),
-        _shared(q, width, 2 * 64 * units, 4 * columns),
+        (ty, means, y, logsumexp, q, k, v, tq, tk, tv, *option_arguments((q, k, v), ty, options),
+         tangent_arguments((tq, tk, tv), y)),
+        shared_memory(q, width, 2 * 64 * units, 4 * columns),
     )  # fmt: skip
     return ty, means
 
@@ -114,9 +113,9 @@ def _parts(q: Array) -> tuple[str, ...]:
 
 def _backward_tiles(part: str, q: Array) -> tuple[int, int, int, int]:
     """Return the padded head width, the units of rows, the columns, and the shared memory."""
-    width, units, columns = _tiles(_BACKWARD_TILES[part], q)
+    width, units, columns = tiles_for(q, _BACKWARD_TILES[part])
     rows_of, columns_of = _MATRICES[part]
-    shared = _shared(q, width, rows_of * 64 * units, columns_of * columns)
+    shared = shared_memory(q, width, rows_of * 64 * units, columns_of * columns)
     return width, units, columns, shared
 
 
@@ -124,20 +123,3 @@ def _fitting(array: Array) -> Array:
     """Return the array, copied unless 16 bytes can be loaded at once wherever a row has them."""
     whole = array.shape[3] * array.itemsize % 16 == 0
     return array if aligned(array) else array.copy() if whole else readable(array)
-
-
-def _three(arrays: list[Array]) -> Arrays:
-    first, second, third = arrays
-    return first, second, third
-
-
-def _tiles(tables: tuple[_Tiles, _Tiles], q: Array) -> tuple[int, int, int]:
-    """Return the padded head width, the units of rows, and the columns."""
-    table = tables[q.itemsize != 2]
-    width = next(width for width in table if width >= q.shape[3])
-    return (width, *table[width])
-
-
-def _shared(q: Array, width: int, rows: int, columns: int) -> int:
-    """Return the bytes of the tiles of rows, and of two stages of tiles of columns."""
-    return (rows + 2 * columns) * (width * int(q.itemsize) + 16)

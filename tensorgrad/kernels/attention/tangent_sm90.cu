@@ -38,42 +38,6 @@ constexpr int TANGENT = 0, QUERIES = 1, KEYS = 2, VALUES = 3, BOTH = 4;
 template <int W, int PART>
 constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : PART == BOTH ? 240 : 232;
 
-// Shared memory: the tiles of rows of each warpgroup, then a ring of the tiles of columns.
-template <int D, int W, int N, int PART> struct TangentTiles {
-    static constexpr bool OF_QUERIES = PART <= QUERIES;
-    static constexpr int HALVES = D / 64;   // 64 columns each
-    static constexpr int ROW_TILES = PART == QUERIES ? 3 : OF_QUERIES || PART == VALUES ? 2 : 4;
-    static constexpr int COLUMN_TILES = OF_QUERIES ? 4 : 3;
-    static constexpr int A_BYTES = 64 * HALVES * SWIZZLE, B_BYTES = N * HALVES * SWIZZLE;
-    // tiles of columns, four rows of N floats
-    static constexpr int STAGE = COLUMN_TILES * B_BYTES + (OF_QUERIES ? 0 : 1024);
-    static constexpr int FIT = (TILE_BYTES - ROW_TILES * W * A_BYTES) / STAGE;
-    static constexpr int STAGES = FIT < 4 ? FIT : 4;
-};
-
-template <int W, int STAGES> struct TangentBarriers {
-    TileQueue<1> queue;
-    Mbarrier a_full[W], a_empty[W], full[STAGES], empty[STAGES];
-};
-
-// c (+)= a b^T; `half` is the distance in bytes of 64 columns of b from the next 64.
-template <typename T, int D, int SIZE>
-__device__ inline void multiply_rows(float (&c)[SIZE], unsigned long long a, unsigned long long b,
-                                     int half, bool add) {
-    #pragma unroll
-    for (int d = 0; d < D / 16; ++d)
-        Wgmma<T, 2 * SIZE>::template run<>(c, a + d / 4 * (64 * SWIZZLE / 16) + d % 4 * 2,
-                                           b + d / 4 * (half / 16) + d % 4 * 2, add || d > 0);
-}
-// c += w b.
-template <typename T, int D, int WORDS>
-__device__ inline void accumulate(Fragment<1, D>& c, const unsigned (&w)[WORDS],
-                                  unsigned long long b) {
-    #pragma unroll
-    for (int n = 0; n < WORDS / 4; ++n)
-        Wgmma<T, D>::template run<true>(c.values, w + 4 * n, b + n * (16 * SWIZZLE / 16), true);
-}
-
 // Rows of queries: a1, a2, a3, b1, b2, b3, x4 are q, tq, dy, k, tk, v, tv, and d1, d2 become dq,
 // dtq, or d1 ty. Rows of keys: a1, a2, a3, x4, b1, b2, b3 are k, tk, v, tv, q, tq, dy, and d1, d2,
 // d3, d4 become dk, dtk, dv, dtv:
@@ -98,51 +62,31 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                         const __grid_constant__ AttentionSm90Arguments p, int pitch,
                         const __grid_constant__ Strides y_at,
                         const __grid_constant__ Strides strides) {
-    using Tiles = TangentTiles<D, W, N, PART>;
-    constexpr bool OF_QUERIES = Tiles::OF_QUERIES;
+    constexpr bool OF_KEYS = PART > QUERIES;
     constexpr bool HAS_G = PART != TANGENT && PART != VALUES;   // needs u and x
     constexpr bool HAS_1 = PART != VALUES, HAS_2 = HAS_G, HAS_3 = PART == VALUES || PART == BOTH;
     // Registers suffice for the sums with e to run while d is computed.
     constexpr bool EARLY = D == 128;
-    // A warp reads tiles as one, in the products alone, but each lane reads statistics: each
-    // arrives.
-    constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // arrivals of a warpgroup, for a stage
+    constexpr int ROW_TILES = PART == QUERIES ? 3 : HAS_G ? 4 : 2, COLUMN_TILES = OF_KEYS ? 3 : 4;
+    using Tiles = StreamTiles<D, W, N, ROW_TILES, COLUMN_TILES, OF_KEYS ? 1024 : 0>;
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES;
     constexpr int A_BYTES = Tiles::A_BYTES, B_BYTES = Tiles::B_BYTES;
-    constexpr int ROW_TILES = Tiles::ROW_TILES, COLUMN_TILES = Tiles::COLUMN_TILES;
     constexpr int PAIR_HALF = 2 * N * SWIZZLE;   // 64 columns of two tiles side by side
-    constexpr int B3_HALF = OF_QUERIES ? PAIR_HALF : N * SWIZZLE;
-    static_assert(OF_QUERIES || N == 32, "the tiles of the statistics");
+    constexpr int B3_HALF = OF_KEYS ? N * SWIZZLE : PAIR_HALF;
+    static_assert(!OF_KEYS || N == 32, "the tiles of the statistics");
     static_assert(STAGES >= 2, "one stage is loaded while another is read");
     extern __shared__ unsigned char raw[];
     unsigned char* a_tiles = kept_address(raw + (-shared_address(raw) & 1023));
     unsigned char* stages = a_tiles + ROW_TILES * W * A_BYTES;
-    __shared__ TangentBarriers<W, STAGES> own_barriers;
-    TangentBarriers<W, STAGES>& barriers = *kept_address(&own_barriers);
-    if (threadIdx.x == 0) {
-        barriers.queue.init(4 * W);
-        for (int g = 0; g < W; ++g) {
-            barriers.a_full[g].init(1);
-            barriers.a_empty[g].init(4);
-        }
-        for (int s = 0; s < STAGES; ++s) {
-            barriers.full[s].init(1);
-            barriers.empty[s].init(ARRIVALS * W);
-        }
-        fence_mbarrier_init();
-    }
+    __shared__ StreamBarriers<W, STAGES, OF_KEYS> own_barriers;
+    auto& barriers = *kept_address(&own_barriers);
+    if (threadIdx.x == 0) barriers.init();
     __syncthreads();
 
-    // Row r sees the columns from r + low to r + high.
-    const int rows = OF_QUERIES ? p.queries : p.keys, columns = OF_QUERIES ? p.keys : p.queries;
-    const int shift = p.keys - p.queries;
-    const int low = OF_QUERIES ? shift - p.window_left : -shift - p.window_right;
-    const int high = OF_QUERIES ? shift + p.window_right : p.window_left - shift;
-    auto first_block = [&](int row) { return max(0, row + low) / N; };
-    auto last_block = [&](int end) { return (max(0, min(columns, end + high)) + N - 1) / N; };
-    const int row_blocks = (rows + M - 1) / M, tiles = row_blocks * p.heads_total;
-    const int own_heads = OF_QUERIES ? p.heads : p.kv_heads;
-    const int heads_each = OF_QUERIES ? 1 : p.heads / p.kv_heads;   // query heads that a tile meets
+    const Band<OF_KEYS, N> band(p, {0, 0, 0, p.queries, p.keys});
+    const int row_blocks = (band.rows + M - 1) / M, tiles = row_blocks * p.heads_total;
+    const int own_heads = OF_KEYS ? p.kv_heads : p.heads;
+    const int heads_each = OF_KEYS ? p.heads / p.kv_heads : 1;   // query heads that a tile meets
 
     constexpr int REGISTERS = CONSUMER_REGISTERS<W, PART>;
     if (threadIdx.x < WARPGROUP) {   // producer
@@ -154,37 +98,21 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
             for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {
                 barriers.queue.put(turn, index);
                 if (index >= tiles) break;
-                const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
-                const int first = first_block(tile.block * M);
-                const int last = last_block(min(tile.block * M + M, rows));
+                const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, OF_KEYS);
+                const int first = band.first(tile.block * M);
+                const int last = band.last(min(tile.block * M + M, band.rows));
                 if (first >= last) continue;
-                #pragma unroll 1
-                for (int g = 0; g < W; ++g) {
-                    Mbarrier& full = barriers.a_full[g];
-                    barriers.a_empty[g].wait(a_parity ^ 1);
-                    full.arrive_expect_tx(ROW_TILES * A_BYTES);
-                    #pragma unroll 1
-                    for (int h = 0; h < HALVES; ++h) {
-                        unsigned char* to = a_tiles + ROW_TILES * g * A_BYTES + h * 64 * SWIZZLE;
-                        auto load = [&](int i, const TensorMap& map) {
-                            tma_load(to + i * A_BYTES, map, full, h * 64, tile.block * M + g * 64,
-                                     tile.head, tile.batch);
-                        };
-                        load(0, a1_map);
-                        load(1, a2_map);
-                        if (ROW_TILES > 2) load(2, a3_map);
-                        if (ROW_TILES > 3) load(3, x4_map);
-                    }
-                }
+                load_rows<Tiles, ROW_TILES>(a_tiles, barriers, a_parity,
+                                            {&a1_map, &a2_map, &a3_map, &x4_map}, tile.block * M,
+                                            tile.head, tile.batch);
                 a_parity ^= 1;
-                int head = OF_QUERIES ? tile.head / (p.heads / p.kv_heads)
-                                      : tile.head * heads_each;
+                int head = OF_KEYS ? tile.head * heads_each : tile.head / (p.heads / p.kv_heads);
                 #pragma unroll 1
                 for (int n = first, left = heads_each * (last - first); left > 0; --left) {
                     unsigned char* to = stages + at.stage * Tiles::STAGE;
                     Mbarrier& full = barriers.full[at.stage];
                     barriers.empty[at.stage].wait(at.parity ^ 1);
-                    full.arrive_expect_tx(COLUMN_TILES * B_BYTES + (OF_QUERIES ? 0 : 4 * N * 4));
+                    full.arrive_expect_tx(COLUMN_TILES * B_BYTES + (OF_KEYS ? 4 * N * 4 : 0));
                     #pragma unroll 1
                     for (int h = 0; h < HALVES; ++h) {
                         auto load = [&](int offset, const TensorMap& map) {
@@ -193,9 +121,9 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                         load(h * PAIR_HALF, b1_map);
                         load(h * PAIR_HALF + N * SWIZZLE, b2_map);
                         load(2 * B_BYTES + h * B3_HALF, b3_map);
-                        if (OF_QUERIES) load(2 * B_BYTES + h * B3_HALF + N * SWIZZLE, x4_map);
+                        if (!OF_KEYS) load(2 * B_BYTES + h * B3_HALF + N * SWIZZLE, x4_map);
                     }
-                    if (!OF_QUERIES) {
+                    if (OF_KEYS) {
                         const int query = (tile.batch * p.heads + head) * pitch + n * N;
                         bulk_load(to + 3 * B_BYTES, sums + 4ll * query, 4 * N * 4, full);
                     }
@@ -209,14 +137,6 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
         const int group = uniform(threadIdx.x / WARPGROUP) - 1;
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
         const float scale_log2 = p.scale * LOG2_E;
-
-        auto release = [&](Mbarrier& empty) {
-            if (OF_QUERIES)
-                arrive_warp(empty);
-            else
-                empty.arrive();
-        };
-
         const unsigned long long a1_at = wgmma_descriptor(a_tiles + ROW_TILES * group * A_BYTES);
         const unsigned long long a2_at = a1_at + A_BYTES / 16, a3_at = a2_at + A_BYTES / 16;
         Fragment<1, N> s, ts;   // become w and w (ts - mean); ty: w ts
@@ -230,20 +150,20 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
 
         PipelineState<1> turn;
         for (int index; (index = barriers.queue.take(turn)) < tiles;) {
-            const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
+            const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, OF_KEYS);
             const int row = tile.block * M + group * 64;   // the first of this warpgroup
             const int own_row = row + warp * 16 + s.row_of(0);   // the thread's: this and 8 later
-            const int first = first_block(tile.block * M);
-            const int last = last_block(min(tile.block * M + M, rows));
+            const int first = band.first(tile.block * M);
+            const int last = band.last(min(tile.block * M + M, band.rows));
             // Statistics of the thread's rows: as in `sums`; of the tangent the mean so far.
             float own[4][2] = {{infinity<float>(), infinity<float>()}, {}, {}, {}};
-            if (OF_QUERIES) {
+            if (!OF_KEYS) {
                 const long long head = tile.batch * p.heads + tile.head;
                 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     const int t = own_row + 8 * h;
-                    if (t >= rows) continue;
-                    if (PART == TANGENT) own[0][h] = logsumexp[head * rows + t] * LOG2_E;
+                    if (t >= band.rows) continue;
+                    if (PART == TANGENT) own[0][h] = logsumexp[head * band.rows + t] * LOG2_E;
                     #pragma unroll
                     for (int i = 0; PART != TANGENT && i < 4; ++i)
                         own[i][h] = sums[4 * (head * pitch + t / 32 * 32) + 32 * i + t % 32];
@@ -254,29 +174,7 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
             sum3.clear();
             sum4.clear();
 
-            auto mask = [&](int n) {
-                #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const int diagonal = own_row + 8 * h, column = s.column_of(n * N);
-                    s.mask_row(h, diagonal + low - column,
-                               min(columns, diagonal + high + 1) - column);
-                }
-            };
-            // Call f(i, h, x) for each of a thread's accumulators; x is statistic number `which` of
-            // its query: that of the row, or of the column in shared memory.
-            auto for_statistics = [&](int which, const float* of_columns, auto f) {
-                #pragma unroll
-                for (int j = 0; j < N / 8; ++j) {
-                    float2 column = {0, 0};
-                    if (!OF_QUERIES)
-                        column = *reinterpret_cast<const float2*>(of_columns + which * N + 8 * j);
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        f(4 * j + i, i / 2,
-                          OF_QUERIES ? own[which][i / 2] : i % 2 ? column.y : column.x);
-                }
-            };
-
+            auto mask = [&](int n) { band.mask(s, own_row, n); };
             int before = -1;   // the stage whose tiles the last products still use
             if (first < last) barriers.a_full[group].wait(a_parity);
             for (int each = 0; each < heads_each; ++each) {
@@ -284,13 +182,13 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                     const unsigned char* stage = stages + at.stage * Tiles::STAGE;
                     barriers.full[at.stage].wait(at.parity);
                     const int apart = n * N - row;   // from the first row to the first column
-                    if (apart + N <= low || apart > 63 + high || row >= rows) {
+                    if (apart + N <= band.low || apart > 63 + band.high || row >= band.rows) {
                         if (before >= 0) {   // only other warpgroups see this block
                             wgmma_wait<0>();
-                            release(barriers.empty[before]);
+                            barriers.release(before);
                             before = -1;
                         }
-                        release(barriers.empty[at.stage]);
+                        barriers.release(at.stage);
                         at.next();
                         continue;
                     }
@@ -306,12 +204,12 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                     multiply_rows<T, D>(ts.values, a2_at, b1_at, PAIR_HALF, true);
                     wgmma_commit();
                     wgmma_wait<1>();   // for the products before these
-                    if (before >= 0) release(barriers.empty[before]);
+                    if (before >= 0) barriers.release(before);
                     // Gradients of the weights.
                     if constexpr (HAS_G) {
                         fence_registers(g.values);
                         wgmma_fence();
-                        if constexpr (OF_QUERIES) {
+                        if constexpr (!OF_KEYS) {
                             multiply_rows<T, D>(g.values, a3_at, b3_at, B3_HALF, false);
                         } else {
                             auto &u = reinterpret_cast<float(&)[N / 2]>(g.values[0]),
@@ -327,14 +225,19 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                     fence_registers(s.values);
                     fence_registers(ts.values);
                     // Mask.
-                    if (apart < 63 + low || apart + N > 1 + high || n * N + N > columns) mask(n);
+                    if (apart < 63 + band.low || apart + N > 1 + band.high
+                        || n * N + N > band.columns)
+                        mask(n);
                     // Weights.
                     const float* statistics =
                         reinterpret_cast<const float*>(stage + 3 * B_BYTES) + lane % 4 * 2;
-                    for_statistics(0, statistics, [&](int i, int, float logsumexp) {
+                    auto for_queries = [&](int which, auto f) {   // with statistic number `which`
+                        for_statistics<OF_KEYS, N>(own[which], statistics + which * N, f);
+                    };
+                    for_queries(0, [&](int i, int, float logsumexp) {
                         s.values[i] = fast_exp2(s.values[i] * scale_log2 - logsumexp);
                     });
-                    for_statistics(1, statistics, [&](int i, int h, float mean) {
+                    for_queries(1, [&](int i, int h, float mean) {
                         float& x = ts.values[i];
                         if (PART == TANGENT)
                             own[1][h] += x *= p.scale * s.values[i];
@@ -370,11 +273,11 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                     if constexpr (HAS_G) {
                         wgmma_wait<HAS_3 ? 1 : 0>();
                         fence_registers(g.values);
-                        for_statistics(2, statistics, [&](int i, int, float y_delta) {
+                        for_queries(2, [&](int i, int, float y_delta) {
                             g.values[i] = s.values[i] * (g.values[i] - y_delta);
                         });
                         auto finish = [&] {   // d
-                            for_statistics(3, statistics, [&](int i, int, float ty_delta) {
+                            for_queries(3, [&](int i, int, float ty_delta) {
                                 float& x = g.values[N / 2 + i];
                                 x = s.values[i] * (x - ty_delta) + ts.values[i] * g.values[i];
                             });
@@ -407,7 +310,7 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
             fence_registers(sum2.values);
             fence_registers(sum3.values);
             fence_registers(sum4.values);
-            if (before >= 0) release(barriers.empty[before]);
+            if (before >= 0) barriers.release(before);
             if (first < last) {
                 arrive_warp(barriers.a_empty[group]);
                 a_parity ^= 1;
@@ -416,15 +319,13 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int t = own_row + 8 * h;
-                const long long to = tile.batch * strides.batch + tile.head * strides.head
-                                   + t * strides.row;
-                const int width = t < rows ? p.width : 0;
+                const long long to = place(strides, tile.batch, tile.head, t);
+                const int width = t < band.rows ? p.width : 0;
                 if constexpr (PART == TANGENT) {
                     const float mean = quad_sum(own[1][h]);
-                    if (lane % 4 == 0 && t < rows)
-                        means[((long long)tile.batch * p.heads + tile.head) * rows + t] = mean;
-                    const T* from = y + tile.batch * y_at.batch + tile.head * y_at.head
-                                  + t * y_at.row;
+                    if (lane % 4 == 0 && t < band.rows)
+                        means[((long long)tile.batch * p.heads + tile.head) * band.rows + t] = mean;
+                    const T* from = y + place(y_at, tile.batch, tile.head, t);
                     #pragma unroll
                     for (int j = 0; j < D; j += 8) {
                         const int column = sum1.column_of(j);

@@ -11,25 +11,15 @@ from typing import Any
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.dtypes import c_name, float32
+from tensorgrad.core.dtypes import float32
 from tensorgrad.kernels.attention.arguments import tangent_row_sums
-from tensorgrad.kernels.attention.options import (
-    ALL,
-    Arrays,
-    AttentionOptions,
-    TangentPass,
-    empty_result,
-)
-from tensorgrad.kernels.attention.sm90 import boxes, readable, strides_argument
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, TangentPass, empty_result
+from tensorgrad.kernels.attention.sm90 import SHARED, boxes, launches_of, readable, strides_argument
 from tensorgrad.kernels.counter import counter
-from tensorgrad.kernels.device import capability, sm_count
-from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.structs import NULL, AttentionSm90Arguments, by_value, number, pointer
+from tensorgrad.kernels.device import capability
+from tensorgrad.kernels.structs import NULL, number, pointer
 
 _FILE = "attention/tangent_sm90.cu"
-_SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
-_WARPGROUP = 128
-_CACHED = 24 * 2**20  # bytes of one side of heads, which stay in the L2 cache
 _STATISTICS = 32  # queries whose statistics lie together: the columns of a tile of queries
 # By what a launch computes and head width: warpgroups of 64 rows in a block, columns of a tile.
 _TILES = {
@@ -99,37 +89,16 @@ def _launch(
     of_keys = part not in ("TANGENT", "QUERIES")
     q, k = (columns[0], rows[0]) if of_keys else (rows[0], columns[0])
     width = 64 if q.shape[3] <= 64 else 128
-    groups, count = _TILES[part][width]
-    batch, heads, length, _ = rows[0].shape
-    tiles = -(-length // (64 * groups)) * heads * batch
-    kernel = load(
-        _FILE, f"attention_tangent_tiles<{c_name(q.dtype)}, {width}, {groups}, {count}, {part}>"
-    )
+    kernel, grid, block, count, struct = launches_of(q, k, options).launch(
+        _FILE, "attention_tangent_tiles", width, *_TILES[part][width], part, of_keys=of_keys,
+        matrices=3 if of_keys else 4,
+    )  # fmt: skip
     pitch = 0 if statistics[3] is NULL else statistics[3].shape[2] // 4
     kernel(
-        (min(sm_count(q.device.id), tiles),),
-        (_WARPGROUP * (groups + 1),),
+        grid,
+        block,
         (*map(pointer, results), *statistics, counter(q), *map(boxes, rows),
          *(boxes(array, count) for array in columns), boxes(tv, 64 if of_keys else count),
-         _sizes(q, k, of_keys, options), number("i4", pitch), strides_argument(statistics[1]),
-         strides_argument(like)),
-        _SHARED,
-    )  # fmt: skip
-
-
-def _sizes(q: Array, k: Array, of_keys: bool, options: AttentionOptions) -> Any:
-    """Return the struct AttentionSm90Arguments for tiles of rows of q or of k."""
-    (batch, heads, queries, width), (kv_heads, keys) = q.shape, k.shape[1:3]
-    total = batch * (kv_heads if of_keys else heads)
-    together = 1
-    if not options.before == options.after == ALL:
-        # heads whose other side stays in the cache, in groups of equal size
-        streamed = queries * heads * 3 if of_keys else keys * kv_heads * 4
-        streamed *= 2 * width * batch
-        together = -(-total // max(1, min(total, -(-streamed // _CACHED))))
-    return by_value(
-        AttentionSm90Arguments(
-            heads, kv_heads, queries, keys, width, options.before, options.after, together, total,
-            options.scale,
-        )
+         struct, number("i4", pitch), strides_argument(statistics[1]), strides_argument(like)),
+        SHARED,
     )  # fmt: skip
