@@ -103,6 +103,13 @@ def measure_run(
                 spectrum = _density(operator, step, options, progress)
         except ArgumentError as error:
             raise ArgumentError(f"curvature: {checkpoint.path}: {error}") from error
+        if far := int((~pairs.converged).sum()):
+            _log.warning(
+                "step %s: %d of %d eigenvalues have a residual above the tolerance %g (residuals "
+                "are in curvature.json): narrow products are not symmetric enough for them; take "
+                "--dtype float32, or a larger --tolerance",
+                *(f"{step:,}", far, len(pairs.values), options.tolerance),
+            )
         found = {
             "step": step,
             "loss": mean_loss(task.model, task.loss, batches, count=task.count),

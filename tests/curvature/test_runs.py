@@ -141,6 +141,16 @@ def test_the_last_checkpoint_without_density(run: Path, capsys: pytest.CaptureFi
     assert "<h2>Curvature</h2>" in write_report(run).read_text()
 
 
+def test_residuals_above_the_tolerance_are_a_warning(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert curvature("--checkpoints", "last", "--samples", "0", "--eigenvalues", "2") == 0
+    assert "residual" not in caplog.text
+    tight = "--checkpoints last --samples 0 --eigenvalues 2 --tolerance 0".split()
+    assert curvature(*tight) == 0
+    assert "step 6: 2 of 2 eigenvalues have a residual above the tolerance 0 (" in caplog.text
+
+
 def test_a_damaged_checkpoint_is_skipped(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     (file,) = (run / "checkpoints" / "step-00000006").glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
