@@ -103,7 +103,7 @@ def measure_run(
                 spectrum = _density(operator, step, options, progress)
         except ArgumentError as error:
             raise ArgumentError(f"curvature: {checkpoint.path}: {error}") from error
-        found = {
+        measured = {
             "step": step,
             "loss": mean_loss(task.model, task.loss, batches, count=task.count),
             "learning_rate": rates.get(step, task.resolved.learning_rate(max(0, step - 1))),
@@ -112,7 +112,7 @@ def measure_run(
             "converged": pairs.converged.tolist(),
             "products": pairs.products,
         }
-        checkpoints.insert(0, finite(found))
+        checkpoints.insert(0, finite(measured))
         if options.checkpoints == "last":
             break
     if not checkpoints:
@@ -140,15 +140,15 @@ def _density(
 ) -> dict[str, Any]:
     """Return the spectral density at a checkpoint, and the trace that follows from it."""
     told = _told(progress, f"density at step {step:,}")
-    found = density(operator, options.samples, options.steps, seed=options.seed, progress=told)
-    mean = found.moment(1)
+    spectrum = density(operator, options.samples, options.steps, seed=options.seed, progress=told)
+    mean = spectrum.moment(1)
     return {
         "step": step,
-        "trace": mean.value * found.size,
-        "trace_error": mean.error * found.size,
-        "nodes": found.nodes.tolist(),
-        "weights": found.weights.tolist(),
-        "products": found.products,
+        "trace": mean.value * spectrum.size,
+        "trace_error": mean.error * spectrum.size,
+        "nodes": spectrum.nodes.tolist(),
+        "weights": spectrum.weights.tolist(),
+        "products": spectrum.products,
     }
 
 
