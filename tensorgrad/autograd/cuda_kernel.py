@@ -426,25 +426,25 @@ class CudaKernel:
         self, parameter: KernelParameter, given: Sequence[Any], values: Mapping[str, Any]
     ) -> Shape:
         """Return the shape of a result."""
-        found = self._shapes.get(parameter.name)
-        if found is None:
+        shape_rule = self._shapes.get(parameter.name)
+        if shape_rule is None:
             shape: Shape = given[0].shape
             return shape
-        return shape_of(self.__name__, found(given, values), f"the shape of {parameter.name}")
+        return shape_of(self.__name__, shape_rule(given, values), f"the shape of {parameter.name}")
 
     def _run_reference(
         self, arrays: list[Array], numbers: Any, results: Any, types: Any, values: Any
     ) -> tuple[Array, ...]:
         """Return what NumPy computes, checked and cast."""
-        found = self._reference((*map(upcast, arrays), *numbers), values)
-        found = found if isinstance(found, tuple) else (found,)
-        if len(found) != len(results):
+        computed = self._reference((*map(upcast, arrays), *numbers), values)
+        computed = computed if isinstance(computed, tuple) else (computed,)
+        if len(computed) != len(results):
             raise ShapeError(
-                f"{self.__name__}: the reference returned {len(found)} arrays, expected "
+                f"{self.__name__}: the reference returned {len(computed)} arrays, expected "
                 f"{len(results)}: {', '.join([p.name for p in self._outputs])}"
             )
         outputs = []
-        for parameter, y, (shape, dtype) in zip(self._outputs, found, results, strict=True):
+        for parameter, y, (shape, dtype) in zip(self._outputs, computed, results, strict=True):
             y = np.asarray(y)
             if y.shape != shape:
                 raise ShapeError(
@@ -461,13 +461,13 @@ class CudaKernel:
         outputs = tuple([backend.empty(shape, dtype, arrays[0]) for shape, dtype in results])
         given = (*arrays, *numbers)
         values = self._decide(arrays, numbers, types, values)
-        found = iter(numbers)
+        remaining = iter(numbers)
         passed = []
         for parameter in self._numbers:
             if parameter.name in self._sizes:
                 value: Any = self._sizes[parameter.name](given, values)
             else:
-                value = outputs[0].size if parameter.name == "n" else next(found)
+                value = outputs[0].size if parameter.name == "n" else next(remaining)
             passed.append(self._number(parameter, value))
         threads = values["threads"]
         blocks = self._blocks(given, values) if self._blocks else -(-outputs[0].size // threads)
@@ -483,13 +483,13 @@ class CudaKernel:
         """Return all numbers of the template, threads and capability for a launch."""
         device = backend.cupy.cuda.runtime.getDevice()
         candidate = self._candidate(arrays, numbers, types, values)
-        found: dict[str, Any] = {"capability": capability(device), **candidate, **values}
+        decided: dict[str, Any] = {"capability": capability(device), **candidate, **values}
         for name, value in self._values.items():  # threads last
-            if name not in found and callable(value):
-                found[name] = value((*arrays, *numbers), found)
-                self._check_values(self.__name__, {name: found[name]})
-            found.setdefault(name, value)
-        return found
+            if name not in decided and callable(value):
+                decided[name] = value((*arrays, *numbers), decided)
+                self._check_values(self.__name__, {name: decided[name]})
+            decided.setdefault(name, value)
+        return decided
 
     def _candidate(
         self, arrays: Any, numbers: Any, types: Any, values: Mapping[str, Any]
@@ -624,8 +624,8 @@ def _tangent_of_kernel(op: Op, *tangents: Tensor | None) -> Any:
 def _place(text: str, name: str) -> tuple[str, int]:
     """Return the file and line where the caller of `cuda_kernel` wrote the text."""
     file = sys._getframe(2).f_code.co_filename
-    before, found, _ = "".join(linecache.getlines(file)).partition(text)
-    if not found:  # made by a program, or with escapes
+    before, matched, _ = "".join(linecache.getlines(file)).partition(text)
+    if not matched:  # made by a program, or with escapes
         return f"{name}.cu", 1
     return file.replace("\\", "/"), before.count("\n") + 1
 
@@ -642,22 +642,22 @@ def _parameters(text: str, name: str) -> list[KernelParameter]:
     declared = match[1].split(",") if match[1] else []
     template = [_template_parameter(name, parameter) for parameter in declared]
     types = ["T", *(p.name for p in template if p.kind == "type" and p.name != "T")]
-    found = [_parameter(name, parameter, types) for parameter in match[2].split(",")]
-    order = [("output", "input", "number").index(p.kind) for p in found]
+    of_kernel = [_parameter(name, parameter, types) for parameter in match[2].split(",")]
+    order = [("output", "input", "number").index(p.kind) for p in of_kernel]
     if order != sorted(order) or order[:1] != [0] or 1 not in order:
         raise KernelError(
-            f"cuda_kernel: {name} has {[p.kind for p in found]}, expected pointers for the "
+            f"cuda_kernel: {name} has {[p.kind for p in of_kernel]}, expected pointers for the "
             "results, then pointers to const for the arguments, at least one of each, then numbers"
         )
-    of_arguments = {p.type_name for p in found if p.kind == "input"}
-    for p in (*found, *template):
+    of_arguments = {p.type_name for p in of_kernel if p.kind == "input"}
+    for p in (*of_kernel, *template):
         if p.type_name not in {"", *of_arguments}:
             what = "a result" if p.kind == "output" else "a template"
             raise KernelError(
                 f"cuda_kernel: {name} has {what} of {p.type_name}, expected an argument of "
                 f"{p.type_name} too"
             )
-    return [*found, *template]
+    return [*of_kernel, *template]
 
 
 def _template_parameter(kernel: str, text: str) -> KernelParameter:

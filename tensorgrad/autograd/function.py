@@ -129,10 +129,8 @@ class Function:
         saved = [tensor.data for tensor in ctx.saved_tensors if tensor is not None]
         several = isinstance(result, tuple | list)
         data: Any = tuple([y.data for y in outputs]) if several else outputs[0].data
-        found: Any = record(cls.__name__, data, inputs, _backward, (ctx, *saved))
-        given = [
-            y if is_float(y.dtype) else Tensor(y.data) for y in (found if several else (found,))
-        ]
+        ys: Any = record(cls.__name__, data, inputs, _backward, (ctx, *saved))
+        given = [y if is_float(y.dtype) else Tensor(y.data) for y in (ys if several else (ys,))]
         return tuple(given) if several else given[0]
 
 
@@ -218,13 +216,13 @@ def _backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     ]
     with replaced(mode, grad_enabled=False, autocast=ctx._autocast):
         result = ctx._op.backward(ctx, *map(Tensor, given))
-    found = result if isinstance(result, tuple | list) else (result,)
-    if len(found) != len(needs):
+    grads = result if isinstance(result, tuple | list) else (result,)
+    if len(grads) != len(needs):
         raise GradError(
-            f"{ctx._op.__name__}.backward returned {len(found)} gradients, expected {len(needs)}: "
+            f"{ctx._op.__name__}.backward returned {len(grads)} gradients, expected {len(needs)}: "
             "one for each argument of forward, None where there is none"
         )
-    return [_gradient(ctx, i, dx) for i, dx in enumerate(found)]
+    return [_gradient(ctx, i, dx) for i, dx in enumerate(grads)]
 
 
 @tangent_of(_backward)
@@ -239,13 +237,13 @@ def _tangent(op: Op, *tangents: Tensor | None) -> Any:
         )
     with replaced(mode, autocast=ctx._autocast):
         result = ctx._op.jvp(ctx._with_history(op), *tangents)
-    found = result if isinstance(result, tuple | list) else (result,)
-    if len(found) != len(ctx._results):
+    ts = result if isinstance(result, tuple | list) else (result,)
+    if len(ts) != len(ctx._results):
         raise GradError(
-            f"{name}.jvp returned {len(found)} tangents, expected {len(ctx._results)}: one for "
+            f"{name}.jvp returned {len(ts)} tangents, expected {len(ctx._results)}: one for "
             "each result of forward, None where there is none"
         )
-    return [_checked_tangent(ctx, i, t) for i, t in enumerate(found)]
+    return [_checked_tangent(ctx, i, t) for i, t in enumerate(ts)]
 
 
 def _checked_tangent(ctx: Context, index: int, t: Any) -> Tensor | None:

@@ -807,9 +807,9 @@ def _blocks(op: str, run: _RecordedRun) -> list[list[Tensor]]:
         for k in range(start.size):
             unit = units[i] = _zeros(start)
             unit.data.reshape(-1)[k] = 1
-            found = run.push(units) if by_column else run.pull(units)
+            slices = run.push(units) if by_column else run.pull(units)
             own = [row[i] for row in blocks] if by_column else blocks[i]
-            for block, t in zip(own, found, strict=True):
+            for block, t in zip(own, slices, strict=True):
                 block.put(k, t)
     return [[block.tensor() for block in row] for row in blocks]
 

@@ -113,10 +113,10 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _flowing(y: Tensor) -> list[Tensor]:
     """Return y, its tangents, theirs, and so on: those that gradients flow back from."""
-    found = [y] if y.requires_grad and y.node is not FORWARD_ONLY else []
+    flowing = [y] if y.requires_grad and y.node is not FORWARD_ONLY else []
     for t in tangents_of(y).values():
-        found += _flowing(t)
-    return found
+        flowing += _flowing(t)
+    return flowing
 
 
 def _with_edges(x: Tensor, edges: dict[int, Output]) -> Tensor:

@@ -263,15 +263,15 @@ def pulled_back(node: Node, dy: Any, needs: Needs, constant: bool = False) -> li
         return list(walk(node, dys, needs))
     arrays = [None if each is None else each.data for each in dys]
     with np.errstate(over="ignore", invalid="ignore"), replaced(mode, autocast=None):
-        found = node.backward(arrays if type(dy) is list else arrays[0], op.saved, needs)
+        grads = node.backward(arrays if type(dy) is list else arrays[0], op.saved, needs)
         given = {
             place: backward.fit(unwrapped(dx), edge, False)
-            for place, (dx, edge, need) in enumerate(zip(found, node.edges, needs, strict=True))
+            for place, (dx, edge, need) in enumerate(zip(grads, node.edges, needs, strict=True))
             if need and dx is not None
         }
-        dxs: list[Tensor | None] = [None] * len(found)
+        dxs: list[Tensor | None] = [None] * len(grads)
         if given:
-            varying = [None] * len(found) if constant else (op.inputs or map(_like, node.edges))
+            varying = [None] * len(grads) if constant else (op.inputs or map(_like, node.edges))
             saved = (held, dy, list(given), *arrays, *op.saved)
             name = f"gradient of {node.name}"
             results: Any = record(name, tuple(given.values()), [*dys, *varying], _backward, saved)
@@ -313,8 +313,8 @@ def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     cotangents = dict(zip(places, ws, strict=True))
     # An input that occurs repeatedly may have got its whole gradient in one place.
     of_edges = {node.edges[place]: w for place, w in cotangents.items()}
-    found = [cotangents.get(i, of_edges.get(edge)) for i, edge in enumerate(node.edges)]
-    given = [None if w is None else Tensor(w) for w in found]
+    by_edge = [cotangents.get(i, of_edges.get(edge)) for i, edge in enumerate(node.edges)]
+    given = [None if w is None else Tensor(w) for w in by_edge]
     with replaced(mode, grad_enabled=True, forward=None, autocast=None):
         pairs = _along(node, given, dys)
     by_dy = [None if pair is None else pair[0].data for pair in pairs]
@@ -349,10 +349,10 @@ def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:
 def _tangent(op: Op, *given: Tensor | None) -> Sequence[Tensor | None]:
     node, dys, places = op.saved[0], _listed(op.saved[1]), op.saved[2]
     tdys, txs = list(given[: len(dys)]), given[len(dys) :]
-    found: list[Tensor | None] = [None] * len(txs)
+    dxs: list[Tensor | None] = [None] * len(txs)
     needs = [place in places for place in range(len(txs))]
     if any(t is not None for t in tdys):
-        found = pulled_back(node, tdys if type(op.saved[1]) is list else tdys[0], needs)
+        dxs = pulled_back(node, tdys if type(op.saved[1]) is list else tdys[0], needs)
     if any(t is not None for t in txs):
         with replaced(mode, grad_enabled=True, forward=reversible()):
             constant = [None if t is None else as_argument(t) for t in txs]
@@ -361,17 +361,17 @@ def _tangent(op: Op, *given: Tensor | None) -> Sequence[Tensor | None]:
         ends = [*targets, *[edge_of(t) for t in constant if t is not None]]
         totals = dict(zip(targets, gradients(seeds, ends)[: len(targets)], strict=True))
         for place in places:
-            dx, before = totals.pop(node.edges[place], None), found[place]
+            dx, before = totals.pop(node.edges[place], None), dxs[place]
             if dx is not None:
-                found[place] = dx if before is None else before + dx
-    return [found[place] for place in places]
+                dxs[place] = dx if before is None else before + dx
+    return [dxs[place] for place in places]
 
 
 def _along(node: Node, given: Tangents, dys: Sequence[Tensor | None]) -> list[Any]:
     """Return for each output of an op its tangent and its gradient; None without one of them."""
     shapes = [None if dy is None else (dy.shape, dy.dtype) for dy in dys]
-    found = tangent(recorded(node), given, shapes)
-    return [None if t is None or dy is None else (t, dy) for t, dy in zip(found, dys, strict=True)]
+    ts = tangent(recorded(node), given, shapes)
+    return [None if t is None or dy is None else (t, dy) for t, dy in zip(ts, dys, strict=True)]
 
 
 def tangents_along(
@@ -385,7 +385,7 @@ def tangents_along(
         given: the tangents of the arguments.
         constant: as for `gradients`.
     """
-    found: dict[Any, Tensor | None] = dict(zip(edges, given, strict=True))
+    tangents: dict[Any, Tensor | None] = dict(zip(edges, given, strict=True))
     order = _order([edge_of(y) for y in ys if y.requires_grad], frozenset(edges))[::-1]
     outputs: dict[Node, list[Output]] = {}
     for edge in order:
@@ -394,19 +394,19 @@ def tangents_along(
     for node in order:
         if type(node) is not Node:
             continue
-        own = [found.get(edge) for edge in node.edges]
+        own = [tangents.get(edge) for edge in node.edges]
         if all(t is None for t in own):
             continue
         several, op = outputs.get(node), _constant(node) if constant else recorded(node)
         if several is None:
-            (found[node],) = tangent(op, own, [(node.shape, node.dtype)])
+            (tangents[node],) = tangent(op, own, [(node.shape, node.dtype)])
             continue
         shapes: list[Any] = [None] * several[0].count
         for output in several:
             shapes[output.index] = output.shape, output.dtype
         ts = tangent(op, own, shapes)
-        found.update({output: ts[output.index] for output in several})
-    ts = [found.get(edge_of(y)) if y.requires_grad else None for y in ys]
+        tangents.update({output: ts[output.index] for output in several})
+    ts = [tangents.get(edge_of(y)) if y.requires_grad else None for y in ys]
     return [
         t if t is None or t.dtype == y.dtype else t.astype(y.dtype)
         for t, y in zip(ts, ys, strict=True)

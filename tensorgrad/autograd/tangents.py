@@ -158,8 +158,8 @@ def tangent(
             "derivative; tensorgrad.autograd.tangent_of gives it one"
         )
     op.wanted = [shape is not None for shape in shapes]
-    found = rule(op, *given)
-    each = found if isinstance(found, tuple | list) else (found,)
+    result = rule(op, *given)
+    each = result if isinstance(result, tuple | list) else (result,)
     if len(each) != len(shapes):
         raise GradError(
             f"{op.node.name}: its rule returned {len(each)} tangents, expected {len(shapes)}, one "
@@ -199,8 +199,8 @@ def _same_tangent(op: Op, t: Tensor) -> Tensor:
 
 def tangents_of(x: Tensor) -> dict[object, Tensor]:
     """Return the tangents of a tensor, by the level of the jvp that they belong to."""
-    found: dict[object, Tensor] = getattr(x, "tangents", {})
-    return found
+    known: dict[object, Tensor] = getattr(x, "tangents", {})
+    return known
 
 
 class Forward(NamedTuple):
@@ -233,14 +233,14 @@ class Forward(NamedTuple):
                 name, outputs, inputs, backward, saved, takes_gradient=takes_gradient
             )
         several = type(result) is tuple
-        found = result if several else (result,)
-        node = found[0].node.node if several else found[0].node
+        results = result if several else (result,)
+        node = results[0].node.node if several else results[0].node
         node.edges = [
             None if edge is FORWARD_ONLY or not self.is_recorded else edge for edge in node.edges
         ]
-        tangents = self._tangents(Op(node, saved, inputs, [{} for _ in found]), found)
+        tangents = self._tangents(Op(node, saved, inputs, [{} for _ in results]), results)
         flows = any(edge is not None for edge in node.edges)
-        for y, known in zip(found, tangents, strict=True):
+        for y, known in zip(results, tangents, strict=True):
             y.tangents = known
             if not flows:
                 y.requires_grad, y.node = bool(known), FORWARD_ONLY if known else None

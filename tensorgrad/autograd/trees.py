@@ -24,13 +24,13 @@ class Container(NamedTuple):
     Args:
         children: returns what a container holds, by key.
         build: `build(container, children, how)` returns another container with other children.
-        found: `found(other, container)` returns the children of a tree that stands for the
-            container, such as its tangents; None where it is none.
+        stands_for: `stands_for(other, container)` returns the children of a tree in the place of
+            the container, such as its tangents; None where it is none.
     """
 
     children: Callable[[Any], Mapping[Any, Any]]
     build: Callable[[Any, Mapping[Any, Any], How], Any]
-    found: Callable[[Any, Any], Mapping[Any, Any] | None]
+    stands_for: Callable[[Any, Any], Mapping[Any, Any] | None]
 
 
 _KINDS: dict[type, Container] = {}
@@ -102,13 +102,14 @@ class Tree(NamedTuple):
                 got = "None" if other is None else f"a {type(other).__name__}"
                 raise ArgumentError(f"{op}: {name} is {got}, expected a tensor")
             return [other]
-        expected, found = type(self.container).__name__, self.kind.found(other, self.container)
-        if found is None:
+        expected = type(self.container).__name__
+        children = self.kind.stands_for(other, self.container)
+        if children is None:
             raise ArgumentError(
                 f"{op}: {name} is a {type(other).__name__}, expected a {expected} as in the primals"
             )
-        missing = [key for key in self.children if key not in found]
-        more = [key for key in found if key not in self.children]
+        missing = [key for key in self.children if key not in children]
+        more = [key for key in children if key not in self.children]
         if missing or more:
             problem = f"lacks {missing[0]!r}" if missing else f"has {more[0]!r}"
             raise ArgumentError(
@@ -117,7 +118,7 @@ class Tree(NamedTuple):
         return [
             leaf
             for key, child in self.children.items()
-            for leaf in child.leaves_of(op, f"{name}[{key!r}]", found[key])
+            for leaf in child.leaves_of(op, f"{name}[{key!r}]", children[key])
         ]
 
 

@@ -68,11 +68,11 @@ def trace(
         >>> trace(Operator(lambda v: values * v, size=4, dtype="float64")).value
         6.0
     """
-    found = [
+    values = [
         dot(chunked(v), chunked(product))
         for v, product in _products("trace", operator, samples, seed, progress)
     ]
-    return _estimate(np.array(found), samples)
+    return _estimate(np.array(values), samples)
 
 
 def diagonal(
@@ -254,7 +254,7 @@ def _products(
             progress("products", done, samples)
 
 
-def _estimate(found: Values, products: int) -> MonteCarloEstimate:
+def _estimate(values: Values, products: int) -> MonteCarloEstimate:
     """Return the mean of numbers, and its standard error."""
-    error = float(found.std(ddof=1)) / math.sqrt(len(found))
-    return MonteCarloEstimate(float(found.mean()), error, products)
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    return MonteCarloEstimate(float(values.mean()), error, products)

@@ -127,8 +127,8 @@ def model_fisher(model: Module, losses: Callable[..., Tensor], batches: Batches)
     """
 
     def product(tangents: Any, batch: tuple[Any, ...]) -> Module:
-        def half_squares(found: Tensor) -> Tensor:  # whose Hessian is 1 / examples
-            return (found * found).sum() / (2 * found.size)
+        def half_squares(losses: Tensor) -> Tensor:  # whose Hessian is 1 / examples
+            return (losses * losses).sum() / (2 * losses.size)
 
         return ggnvp(lambda copy: losses(copy, *batch), half_squares, (model,), (tangents,))[0]
 
@@ -150,8 +150,8 @@ def _operator(
     is_wide = all(p.dtype == float64 for p in parameters.values())
 
     def of_batch(v: Array, *batch: Array) -> Array:
-        found = dict(product(_parts(v, parameters), batch).named_parameters())
-        each = [cast(found[name].data, v.dtype).reshape(-1) for name in parameters]
+        products = dict(product(_parts(v, parameters), batch).named_parameters())
+        each = [cast(products[name].data, v.dtype).reshape(-1) for name in parameters]
         return operator.namespace.concatenate(each)
 
     run = _captured(of_batch, device)

@@ -74,8 +74,8 @@ class Operator:
         with np.errstate(over="ignore", invalid="ignore"):  # an error below says so
             product = self._apply(v)
         if not isinstance(product, self.namespace.ndarray) or product.dtype != self.dtype:
-            found = getattr(product, "dtype", type(product).__name__)
-            raise DtypeError(f"Operator: apply returned {found}, expected an array of {self.dtype}")
+            kind = getattr(product, "dtype", type(product).__name__)
+            raise DtypeError(f"Operator: apply returned {kind}, expected an array of {self.dtype}")
         if product.shape != (self.size,):
             raise ShapeError(f"Operator: apply returned {product.shape}, expected ({self.size},)")
         if not bool(self.namespace.isfinite(product).all()):

@@ -60,19 +60,19 @@ def read_curvature(path: Path) -> Curvature:
         DataError: it is not such a file.
         OSError: it is missing or cannot be read.
     """
-    found = read_json(path)
+    content = read_json(path)
     try:
-        return _curvature(found)
+        return _curvature(content)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} is damaged, expected a file of tensorgrad curvature: {error!r:.200}"
         ) from error
 
 
-def _curvature(found: Mapping[str, Any]) -> Curvature:
-    if found["format"] != 1:
-        raise ValueError(f"format is {found['format']!r:.40}, expected 1")
-    options, density, checkpoints = found["options"], found["density"], found["checkpoints"]
+def _curvature(content: Mapping[str, Any]) -> Curvature:
+    if content["format"] != 1:
+        raise ValueError(f"format is {content['format']!r:.40}, expected 1")
+    options, density, checkpoints = content["options"], content["density"], content["checkpoints"]
     names = "values", "residuals", "loss", "learning_rate"
     values, residuals, losses, rates = (
         _numbers([one[name] for one in checkpoints], 2 - (place > 1))
@@ -92,7 +92,7 @@ def _curvature(found: Mapping[str, Any]) -> Curvature:
     if len(nodes) < 2 or not is_finite:
         raise ValueError(f"nodes have shape {nodes.shape}, expected finite ones with weights")
     trace, error = _numbers([density["trace"], density["trace_error"]], 1).tolist()
-    whole = Density(nodes, weights, _whole(found["parameters"]), nodes.size)
+    whole = Density(nodes, weights, _whole(content["parameters"]), nodes.size)
     return Curvature(*known, losses, thresholds, whole, _whole(density["step"]), trace, error)
 
 

@@ -110,7 +110,7 @@ def measure_run(
                 "--dtype float32, or a larger --tolerance",
                 *(f"{step:,}", far, len(pairs.values), options.tolerance),
             )
-        found = {
+        measured = {
             "step": step,
             "loss": mean_loss(task.model, task.loss, batches, count=task.count),
             "learning_rate": rates.get(step, task.resolved.learning_rate(max(0, step - 1))),
@@ -119,7 +119,7 @@ def measure_run(
             "converged": pairs.converged.tolist(),
             "products": pairs.products,
         }
-        checkpoints.insert(0, finite(found))
+        checkpoints.insert(0, finite(measured))
         if options.checkpoints == "last":
             break
     if not checkpoints:
@@ -147,15 +147,15 @@ def _density(
 ) -> dict[str, Any]:
     """Return the spectral density at a checkpoint, and the trace that follows from it."""
     told = _told(progress, f"density at step {step:,}")
-    found = density(operator, options.samples, options.steps, seed=options.seed, progress=told)
-    mean = found.moment(1)
+    spectrum = density(operator, options.samples, options.steps, seed=options.seed, progress=told)
+    mean = spectrum.moment(1)
     return {
         "step": step,
-        "trace": mean.value * found.size,
-        "trace_error": mean.error * found.size,
-        "nodes": found.nodes.tolist(),
-        "weights": found.weights.tolist(),
-        "products": found.products,
+        "trace": mean.value * spectrum.size,
+        "trace_error": mean.error * spectrum.size,
+        "nodes": spectrum.nodes.tolist(),
+        "weights": spectrum.weights.tolist(),
+        "products": spectrum.products,
     }
 
 

@@ -146,8 +146,8 @@ def test_residuals_above_the_tolerance_are_a_warning(
 ) -> None:
     assert curvature("--checkpoints", "last", "--samples", "0", "--eigenvalues", "2") == 0
     assert "residual" not in caplog.text
-    tight = "--checkpoints last --samples 0 --eigenvalues 2 --tolerance 0".split()
-    assert curvature(*tight) == 0
+    tight = ("--checkpoints", "last", "--samples", "0", "--tolerance", "0")
+    assert curvature(*tight, "--eigenvalues", "2") == 0
     assert "step 6: 2 of 2 eigenvalues have a residual above the tolerance 0 (" in caplog.text
 
 
