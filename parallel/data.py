@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensorgrad.autograd import trees
-from tensorgrad.core.arrays import cast
+from tensorgrad.core.arrays import added, cast
 from tensorgrad.core.backend import Array, empty
-from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.dtypes import Dtype, float32
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
@@ -37,7 +37,6 @@ from tensorgrad.train.strategy import MakeOptimizer, Strategy
 from tensorgrad.train.strategy_settings import REDUCTIONS
 
 _Tree = TypeVar("_Tree")
-_SENT = 1 << 26  # bytes of an all-reduce of a tree, at least: NCCL's full bandwidth
 
 
 def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> None:
@@ -113,31 +112,41 @@ def all_reduce_tree(values: _Tree, comm: Comm) -> _Tree:
     if comm.size == 1 or not tensors:
         return values
     means: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(compute_dtype(x.dtype) for x in tensors):
-        own = [x for x in tensors if compute_dtype(x.dtype) == dtype]
-        means |= _all_reduce_flat(own, dtype, comm)
+    for dtype in dict.fromkeys(x.dtype for x in tensors):
+        means |= _flat_means([x for x in tensors if x.dtype == dtype], dtype, comm)
     result: _Tree = _replaced(values, means)
     return result
 
 
-def _all_reduce_flat(tensors: Sequence[Tensor], dtype: Dtype, comm: Comm) -> dict[int, Tensor]:
-    """Return the mean of each tensor by its id; what is sent overlaps with the copies."""
-    flat = empty((sum(x.size for x in tensors),), dtype, tensors[0].data)
-    parts, handles, begin, sent = [], [], 0, 0
-    for number, x in enumerate(tensors, 1):
-        parts.append(flat[begin : begin + x.size].reshape(x.shape))
-        parts[-1][...] = x.data
-        begin += x.size
-        if (begin - sent) * dtype.itemsize >= _SENT or number == len(tensors):
-            handles.append((number, comm.all_reduce(flat[sent:begin], "mean", wait=False)))
-            sent = begin
-    means, done = {}, 0
-    for number, handle in handles:
-        handle.wait()
-        for x, part in zip(tensors[done:number], parts[done:number], strict=True):
-            means[id(x)] = Tensor(cast(part, x.dtype))
-        done = number
-    return means
+def _flat_means(tensors: Sequence[Tensor], dtype: Dtype, comm: Comm) -> dict[int, Tensor]:
+    """Return the mean of each tensor by its id, as a part of one buffer."""
+    size = sum(x.size for x in tensors)
+    flat = empty((-(-size // comm.size) * comm.size,), dtype, tensors[0].data)
+    flat[size:] = 0
+    parts, begin = {}, 0
+    for x in tensors:
+        part = flat[begin : begin + x.size].reshape(x.shape)
+        part[...] = x.data
+        parts[id(x)], begin = Tensor(part), begin + x.size
+    if dtype.itemsize == 2:
+        _all_reduce_narrow(flat, comm)
+    else:
+        comm.all_reduce(flat, "mean")
+    return parts
+
+
+def _all_reduce_narrow(flat: Array, comm: Comm) -> None:
+    """Replace 16-bit numbers by their mean, rounded once; float32 would be twice the traffic.
+
+    Each rank adds its piece of all ranks in float32, in their order, and sends the mean.
+    """
+    pieces = empty((comm.size, flat.size // comm.size), flat.dtype, flat)
+    comm.all_to_all(flat, pieces.reshape(-1))
+    total = cast(pieces[0], float32)
+    for piece in pieces[1:]:
+        total = added(total, piece, float32)
+    total /= float32.type(comm.size)
+    comm.all_gather(cast(total, flat.dtype), flat)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -169,14 +169,19 @@ def check_trees(comm: Comm, device: str) -> None:
     assert found["b"][1].shape == (0, 2)
     assert found["a"][0].dtype == dtypes.bfloat16
     same(wide, np.full(3, float(comm.rank)))
+    each = [np.random.default_rng(rank).standard_normal(5, "float32") for rank in range(comm.size)]
+    narrow = [x.astype(dtypes.bfloat16) for x in each]
+    total = np.sum([x.astype("float32") for x in narrow], 0, dtype="float32")
+    averaged = parallel.all_reduce_tree(Tensor(backend.to_device(narrow[comm.rank], device)), comm)
+    same(averaged.data, (total / np.float32(comm.size)).astype(dtypes.bfloat16))  # rounded once
     layer = nn.Linear(1, 1, bias=False).to(device)
     parallel.broadcast_parameters([layer.weight.data], comm)
     broadcast_weight = layer.weight.numpy()
     x = Tensor(backend.to_device(np.full((1, 1), 1.0 + comm.rank, "float32"), device))
     product = tg.hvp(lambda layer: (layer(x) ** 2).sum(), (layer,), (layer,))
-    (averaged,) = parallel.all_reduce_tree(product, comm)
+    (mean_product,) = parallel.all_reduce_tree(product, comm)
     factor = np.mean([2 * (1.0 + rank) ** 2 for rank in range(comm.size)])
-    np.testing.assert_allclose(averaged.weight.numpy(), factor * broadcast_weight, rtol=1e-6)
+    np.testing.assert_allclose(mean_product.weight.numpy(), factor * broadcast_weight, rtol=1e-6)
 
 
 def check_products_under_zero(comm: Comm, device: str) -> None:
