@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from tensorgrad.core import backend
@@ -38,8 +35,20 @@ def forward(
         mean, rstd: of the rows of x; without a mean it is rms_norm.
     """
     u, x = backend.contiguous(u.astype(x.dtype, copy=False)), backend.contiguous(x)
-    y, stats = backend.empty_like(x), backend.empty((rstd.size, 2), rstd.dtype, like=x)
-    _launch("norm_tangent", x, (y, stats, u, x), (weight, *tangents), (pointer(mean), rstd))
+    y, rows, width = backend.empty_like(x), rstd.size, x.shape[-1]
+    stats = backend.empty((rows, 2), rstd.dtype, like=x)
+    if x.size:
+        parameters = [computable(array, x) for array in (weight, *tangents)]
+        layout = strided_loop(width, _THREADS)
+        load(_SOURCE, f"norm_tangent<{c_name(x.dtype)}>")(
+            layout.grid(rows),
+            layout.block,
+            (
+                *(y, stats, u, x),
+                *(value for parameter in parameters for value in given(parameter, x)),
+                *(pointer(mean), rstd, np.int64(rows), np.int32(width)),
+            ),
+        )
     return y, stats
 
 
@@ -63,32 +72,20 @@ def backward(
     """
     g, u = (backend.contiguous(each.astype(x.dtype, copy=False)) for each in (g, u))
     x = backend.contiguous(x)
-    dx, du = backend.empty_like(x), backend.empty_like(x)
-    arrays, parameters = (dx, du, g, u, x), (weight, tweight)
-    _launch("norm_tangent_backward", x, arrays, parameters, (stats, pointer(mean), rstd))
-    return dx, du
-
-
-def _launch(
-    kernel: str,
-    x: Array,
-    arrays: Sequence[Array],
-    parameters: Sequence[Array | None],
-    statistics: Sequence[Any],
-) -> None:
-    """Launch a kernel that takes rows like those of x, and parameters of a row or None."""
+    dx, du, rows, width = backend.empty_like(x), backend.empty_like(x), rstd.size, x.shape[-1]
     if x.size:
-        width = x.shape[-1]
-        rows, layout = x.size // width, strided_loop(width, _THREADS)
-        parameters = [computable(parameter, x) for parameter in parameters]
-        load(_SOURCE, f"{kernel}<{c_name(x.dtype)}>")(
+        weight, tweight = computable(weight, x), computable(tweight, x)
+        layout = strided_loop(width, _THREADS)
+        load(_SOURCE, f"norm_tangent_backward<{c_name(x.dtype)}>")(
             layout.grid(rows),
             layout.block,
             (
-                *(*arrays, *[value for p in parameters for value in given(p, x)]),
-                *(*statistics, np.int64(rows), np.int32(width)),
+                *(dx, du, g, u, x),
+                *(*given(weight, x), *given(tweight, x)),
+                *(stats, pointer(mean), rstd, np.int64(rows), np.int32(width)),
             ),
         )
+    return dx, du
 
 
 def columns(g: Array, u: Array, x: Array, stats: Array, mean: Array | None, rstd: Array) -> Array:
