@@ -28,6 +28,19 @@ from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
+__all__ = [
+    "functional_call",
+    "ggnvp",
+    "grad",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "jvp",
+    "linearize",
+    "value_and_grad",
+    "vjp",
+]
+
 _Index = int | np.integer[Any]
 _A = TypeVar("_A")
 _Y = TypeVar("_Y")
