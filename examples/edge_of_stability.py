@@ -54,10 +54,11 @@ class Settings(ScriptSettings):
     vocab: int = option(1024, "size of the vocabulary", low=257)
 
 
-def sharpness(model: GPT2, batch: tuple[Any, Any]) -> float:
-    """Return the largest eigenvalue of the Hessian of the loss."""
+def measure(model: GPT2, batch: tuple[Any, Any], lr: float) -> dict[str, float]:
+    """Return the largest eigenvalue of the Hessian of the loss, beside 2 / learning rate."""
     operator = model_hessian(model, lambda model, x, y: model(x, y), [batch])
-    return float(eigenpairs(operator, tolerance=0.05).values[0])
+    sharpness = float(eigenpairs(operator, tolerance=0.05).values[0])
+    return {"sharpness": sharpness, "threshold": 2 / lr}
 
 
 def draw(folder: Path) -> None:
@@ -99,11 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes = replace(sizes, vocab_size=corpus.tokenizer.vocab_size)
         model = GPT2(sizes).to(device)
         optimizer = SGD(model.named_parameters(), lr=settings.lr)
-        threshold = 2 / settings.lr
         step = run.resume(model, optimizer, sizes, corpus)
         if step == 0:
-            measured = {"sharpness": sharpness(model, (x, y)), "threshold": threshold}
-            run.log_evaluation(step, measured)
+            run.log_evaluation(step, measure(model, (x, y), settings.lr))
         while step < settings.steps and not run.stopping():
             loss = model(*batch)
             optimizer.zero_grad()
@@ -112,8 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             step += 1
             run.log_step(step, float(loss), settings.lr, norm)
             if step % settings.evaluate_every == 0 or step == settings.steps:
-                measured = {"sharpness": sharpness(model, (x, y)), "threshold": threshold}
-                run.log_evaluation(step, measured)
+                run.log_evaluation(step, measure(model, (x, y), settings.lr))
             if step % 100 == 0:
                 run.save(step)
         run.save(step)  # also after Ctrl-C

@@ -22,22 +22,11 @@ from tensorgrad import dtypes as dtypes
 from tensorgrad import errors as errors
 from tensorgrad import fft, graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
-from tensorgrad.autograd import (
-    functional_call,
-    ggnvp,
-    grad,
-    hessian,
-    hvp,
-    jacobian,
-    jvp,
-    linearize,
-    no_grad,
-    on_grad_ready,
-    value_and_grad,
-    vjp,
-)
+from tensorgrad.autograd import functions as _functions
+from tensorgrad.autograd import no_grad, on_grad_ready
 from tensorgrad.autograd.cuda_kernel import cuda_kernel
 from tensorgrad.autograd.function import Function
+from tensorgrad.autograd.functions import *
 from tensorgrad.autograd.gradcheck import gradcheck
 from tensorgrad.autograd.recompute import checkpoint
 from tensorgrad.compat import aliases as _aliases
@@ -118,19 +107,11 @@ __all__ = [
     "errors",
     "fft",
     "from_dlpack",
-    "functional_call",
-    "ggnvp",
-    "grad",
     "gradcheck",
     "graph",
-    "hessian",
-    "hvp",
     "io",
-    "jacobian",
-    "jvp",
     "kernels",
     "linalg",
-    "linearize",
     "load",
     "manual_seed",
     "nn",
@@ -140,8 +121,6 @@ __all__ = [
     "optim",
     "random",
     "save",
-    "value_and_grad",
-    "vjp",
 ]
 __all__ += _activation.__all__
 __all__ += _array_api.__all__
@@ -157,6 +136,7 @@ __all__ += _dropout.__all__
 __all__ += _einsum.__all__
 __all__ += _elementwise.__all__
 __all__ += _embedding.__all__
+__all__ += _functions.__all__
 __all__ += _fuse.__all__
 __all__ += _indexing.__all__
 __all__ += _linear.__all__

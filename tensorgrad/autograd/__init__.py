@@ -7,34 +7,10 @@ Tests: tests/autograd/test_autograd.py.
 
 from __future__ import annotations
 
-from tensorgrad.autograd.functions import (
-    functional_call,
-    ggnvp,
-    grad,
-    hessian,
-    hvp,
-    jacobian,
-    jvp,
-    linearize,
-    value_and_grad,
-    vjp,
-)
+from tensorgrad.autograd import functions as _functions
+from tensorgrad.autograd.functions import *
 from tensorgrad.autograd.tangents import tangent_of
 from tensorgrad.core.record import no_grad, on_grad_ready, record
 
-__all__ = [
-    "functional_call",
-    "ggnvp",
-    "grad",
-    "hessian",
-    "hvp",
-    "jacobian",
-    "jvp",
-    "linearize",
-    "no_grad",
-    "on_grad_ready",
-    "record",
-    "tangent_of",
-    "value_and_grad",
-    "vjp",
-]
+__all__ = ["no_grad", "on_grad_ready", "record", "tangent_of"]
+__all__ += _functions.__all__

@@ -135,12 +135,8 @@ def cuda_kernel(
         >>> scale(tg.tensor([1.0, 2.0]), 3.0)
         tensor([3., 6.], dtype=float32)
     """
-    for what, function in (
-        ("reference", reference),
-        ("blocks", blocks),
-        ("case", case),
-        ("tangent", tangent),
-    ):
+    functions = {"reference": reference, "blocks": blocks, "case": case, "tangent": tangent}
+    for what, function in functions.items():
         if function is not None or what == "reference":
             check_function("cuda_kernel", function, name=what)
     if not isinstance(source, (str, Path)):
@@ -287,13 +283,8 @@ class CudaKernel:
         ]
         run = self._run_reference if is_numpy(arrays[0]) else self._launch
         outputs = run(arrays, numbers, results, types, values)
-        return record(
-            self.__name__,
-            outputs if len(outputs) > 1 else outputs[0],
-            tensors,
-            _none,
-            (self._tangent, arrays, numbers),
-        )
+        data: Any = outputs if len(outputs) > 1 else outputs[0]
+        return record(self.__name__, data, tensors, _none, (self._tangent, arrays, numbers))
 
     def tune(self, *args: Any, **values: Any) -> str:
         """Measure the candidates for these arguments, and store the fastest in the file `tuned`.

@@ -28,6 +28,19 @@ from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
+__all__ = [
+    "functional_call",
+    "ggnvp",
+    "grad",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "jvp",
+    "linearize",
+    "value_and_grad",
+    "vjp",
+]
+
 _Index = int | np.integer[Any]
 _A = TypeVar("_A")
 _Y = TypeVar("_Y")
@@ -837,9 +850,8 @@ class _JacobianBlock:
 
     def __init__(self, shape: Shape, x: Tensor, by_column: bool) -> None:
         self._array = namespace(x.data).zeros((*shape, *x.shape), x.dtype)
-        self._shape, self._like, self._by_column = shape, x, by_column
-        flat = self._array.reshape(math.prod(shape), x.size)
-        self._slices = flat.T if by_column else flat
+        self._saved = shape, Tensor(x.data), by_column
+        self._slices = _slices(self._array, self._saved)
         self._recorded: list[Tensor | None] = [None] * len(self._slices)
 
     def put(self, k: int, t: Tensor) -> None:
@@ -850,17 +862,21 @@ class _JacobianBlock:
 
     def tensor(self) -> Tensor:
         """Return the whole."""
-        saved = self._shape, Tensor(self._like.data), self._by_column
-        return record("jacobian", self._array, self._recorded, _block_backward, saved)
+        return record("jacobian", self._array, self._recorded, _block_backward, self._saved)
+
+
+def _slices(block: Array, saved: Saved) -> Array:
+    """Return the rows or columns of a block, flattened."""
+    shape, x, by_column = saved
+    flat = block.reshape(math.prod(shape), x.size)
+    return flat.T if by_column else flat
 
 
 def _block_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, x, by_column = saved
-    flat = dy.reshape(math.prod(shape), x.size)
-    slices = flat.T if by_column else flat
     return [
         row.reshape(shape if by_column else x.shape) if need else None
-        for row, need in zip(slices, needs, strict=True)
+        for row, need in zip(_slices(dy, saved), needs, strict=True)
     ]
 
 

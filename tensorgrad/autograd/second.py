@@ -336,12 +336,13 @@ def array_gradients(
     flowing = [(edge_of(y), dy) for y, dy in seeds if y.requires_grad]
     if len(flowing) == 1:
         return backward.gradients_from(*flowing[0], edges, retain_graph)
-    start = Node("sum", [edge for edge, _ in flowing], _hand_out, (), np.empty(()))
+    start = Node("sum", [edge for edge, _ in flowing], hand_out, (), np.empty(()))
     start.saved = [dy for _, dy in flowing]
     return backward.gradients_from(start, np.zeros(()), edges, retain_graph)
 
 
-def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:
+def hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:
+    """Return the gradients that were saved: the backward function of a walk's start."""
     return saved
 
 

@@ -256,10 +256,8 @@ class Forward(NamedTuple):
             own = [each.get(level) for each in given]
             if all(t is None for t in own):
                 continue
-            with (
-                np.errstate(over="ignore", invalid="ignore"),
-                self._below(place),
-            ):  # backward does so too
+            # Backward ignores them too.
+            with np.errstate(over="ignore", invalid="ignore"), self._below(place):
                 results = tangent(op, own, shapes)
             for known, t in zip(op.tangents, results, strict=True):
                 if t is not None:

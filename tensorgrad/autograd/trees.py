@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 
-# What the leaves of a tree that is built are: in the place of the leaves; tensors that belong to
-# them, such as gradients; or results of any shape.
+# Leaves of a tree that is built: others in their place; tensors that belong to them, such as
+# gradients; or results of any shape.
 How: TypeAlias = Literal["build", "results", "plain"]
 
 

@@ -84,17 +84,15 @@ def measure_on_ranks(case: Case, device: str, comm: Comm) -> Row:
 def measure_derivatives(case: Case, device: str) -> Row:
     """Return the results of a row."""
     product, gradient = (graph.capture(each, device) for each in steps(case, device))
-    own: dict[str, Step] = {"hvp": product}
     row: Row = {"first_s": seconds_of(product, device)}
     for _ in range(2):
         seconds_of(product, device)
     row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", 0))
-    own["gradient"] = gradient
-    times = turns_of(case, own, device)
+    times = turns_of(case, {"hvp": product, "gradient": gradient}, device)
     row |= {f"{name}_ms": timing["ms"] for name, timing in times.items()}
     row["times_gradient"] = row["hvp_ms"] / row["gradient_ms"]
     row |= {name: value for name, value in times["hvp"].items() if name != "ms"}
-    del product, gradient, own
+    del product, gradient
     return row | (_peers(case, device) if case["peer"] else {})
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.autograd.second import hand_out
 from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.compat import dlpack
 from tensorgrad.core import backend
@@ -232,12 +233,8 @@ def _backward_from(outputs: Sequence[Tensor], dys: Sequence[Array | None]) -> No
     pairs = [(y, dy) for y, dy in zip(outputs, dys, strict=True) if dy is not None]
     with replaced(mode, grad_enabled=True):
         end = record("as_torch_function", np.zeros(()), [y for y, _ in pairs],
-                     _hand_out, tuple(dy for _, dy in pairs))  # fmt: skip
+                     hand_out, tuple(dy for _, dy in pairs))  # fmt: skip
     end.backward()
-
-
-def _hand_out(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    return saved
 
 
 def _several(name: str, result: Any, kind: type, words: str) -> tuple[Any, ...]:

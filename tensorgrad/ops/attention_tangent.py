@@ -192,7 +192,7 @@ def _mask(options: AttentionOptions, q: Array, steps: int) -> Array | None:
         seen = None
     else:
         rows, keys = _places(options.sequences, length, steps, q)
-        lengths, k_lengths = (xp.diff(starts) for starts in _starts(options.sequences))
+        lengths, k_lengths = map(xp.diff, (options.sequences.q_starts, options.sequences.k_starts))
         shift = (k_lengths - lengths)[rows[0]]
         distance = (rows[1] + shift)[:, None] - keys[1]
         seen = rows[0][:, None] == keys[0]
@@ -224,15 +224,13 @@ def _keep(options: AttentionOptions, q: Array, steps: int) -> Array | None:
     return chosen.transpose(2, 0, 1)[None]
 
 
-def _starts(sequences: Sequences) -> tuple[Array, Array]:
-    return sequences.q_starts, sequences.k_starts
-
-
 def _places(sequences: Sequences, length: int, steps: int, q: Array) -> list[tuple[Array, Array]]:
     """Return of each query, and of each key, its sequence and its place there."""
     xp = backend.namespace(q)
     found = []
-    for starts, count in zip(_starts(sequences), (length, steps), strict=True):
+    for starts, count in zip(
+        (sequences.q_starts, sequences.k_starts), (length, steps), strict=True
+    ):
         rows = xp.arange(count)
         number = xp.searchsorted(starts, rows, side="right") - 1
         found.append((number, rows - starts[number]))

@@ -355,15 +355,10 @@ def _rows_tangent(losses: Array, saved: Saved, dy: Array | None) -> Gradients:
     """Write the tangents of the losses; return the gradients by logits and t, for dy not None."""
     logits, t, ids, options, classes = saved
     t = t.astype(logits.dtype, copy=False)
-    alone = backend.contiguous if dy is None else _copied
-    x, moved = alone(logits), alone(t)
+    x, moved = (backend.contiguous(a) if dy is None else a.copy(order="C") for a in (logits, t))
     ids, scale = cross_entropy_cuda.flat_ids(ids), GradientFactor(dy)
     cross_entropy_cuda.rows_tangent(losses, x, moved, ids, options, scale, classes, dy is not None)
     return x, moved
-
-
-def _copied(array: Array) -> Array:
-    return array.copy(order="C")
 
 
 def _rows_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:

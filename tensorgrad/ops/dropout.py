@@ -6,16 +6,14 @@ random bits again. Tests: tests/ops/test_dropout.py.
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
 from tensorgrad import random
-from tensorgrad.autograd.tangents import Op, tangent, tangent_of
+from tensorgrad.autograd.tangents import Op, along, tangent, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.backward import gradients_within
-from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
@@ -29,8 +27,6 @@ from tensorgrad.kernels.dropout import KeepMask
 from tensorgrad.ops import philox
 from tensorgrad.ops.elementwise import add
 from tensorgrad.ops.elementwise.activation import swiglu
-from tensorgrad.ops.elementwise.fuse import row_of
-from tensorgrad.ops.elementwise.row import Row
 
 __all__ = ["dropout", "dropout_add"]
 
@@ -219,15 +215,8 @@ def _swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 @tangent_of(_swiglu_backward)
 def _swiglu_tangent(op: Op, *tangents: Tensor | None) -> Tensor | None:
     gate, up, mask = op.saved
-    operands = op.input(0, gate), op.input(1, up)
-    t = _swiglu_row(gate.dtype).tangent(tangents, operands, gate.dtype)
+    (t,) = along(swiglu, [op.input(0, gate), op.input(1, up)], tangents)
     return t if t is None or mask is None else _dropped(t, mask)
-
-
-@cache
-def _swiglu_row(dtype: Dtype) -> Row:
-    """Return SwiGLU of two arrays of a dtype as a row."""
-    return row_of(swiglu, [dtype, dtype], {})[0]
 
 
 def _unfused_swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:

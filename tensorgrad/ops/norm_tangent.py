@@ -11,6 +11,7 @@ from the norm in recorded ops. Tests: tests/ops/test_fused_derivatives.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -49,12 +50,12 @@ def norm_tangent(
         u = Tensor(namespace(x.data).zeros_like(x.data))
     arrays = u.data, x.data, data_of(weight), (data_of(tweight), data_of(tbias)), mean, rstd
     y, stats = cuda.forward(*arrays)
-    saved = (u.data, x.data, data_of(weight), data_of(tweight), stats, mean, rstd, eps)
+    saved = (x.data, data_of(weight), u.data, data_of(tweight), stats, mean, rstd, eps)
     return record("tangent of a norm", y, (x, weight, u, tweight, tbias), _backward, saved)
 
 
 def _backward(g: Array, saved: Saved, needs: Needs) -> Gradients:
-    u, x, weight, tweight, stats, mean, rstd, _ = saved
+    x, weight, u, tweight, stats, mean, rstd, _ = saved
     dx, du = cuda.backward(g, u, x, weight, tweight, stats, mean, rstd)
     sums: list[Array | None] = [None] * 3
     wanted = needs[1], needs[3], needs[4]
@@ -66,13 +67,9 @@ def _backward(g: Array, saved: Saved, needs: Needs) -> Gradients:
 
 @tangent_of(_backward)
 def _tangent(op: Op, *given: Tensor | None) -> Tensor | None:
-    u, x, weight, tweight, _, mean, _, eps = op.saved
-    places = {0: x, 1: weight, 2: u, 3: tweight}
-    primals = [None if array is None else op.input(i, array) for i, array in places.items()]
-
-    def f(*inputs: Tensor | None) -> Tensor | None:
-        return _defined(*inputs, eps=eps, centre=mean is not None)
-
+    *arrays, _, mean, _, eps = op.saved
+    primals = [None if array is None else op.input(i, array) for i, array in enumerate(arrays)]
+    f = partial(_defined, eps=eps, centre=mean is not None)
     return _sum(along(f, primals, given[:4])[0], given[4])
 
 

@@ -152,7 +152,8 @@ def _tangent(op: Op, t: Tensor) -> Tensor:
     wide = astype(y, compute_dtype(y.dtype), copy=False)
     if logarithm:
         return t - reduce_sum(exp(wide) * t, axis, keepdims=True)
-    return wide * (t - reduce_sum(wide * t, axis, keepdims=True)) * scale
+    moved: Tensor = wide * (t - reduce_sum(wide * t, axis, keepdims=True)) * scale
+    return moved
 
 
 def _swapped(x: Array, axis: int) -> Array:

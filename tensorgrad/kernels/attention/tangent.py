@@ -2,7 +2,7 @@
 
 `tangent_sm90` is for 16 bits on Hopper without mask, dropout and sequences of unequal length,
 `tangent_sm80` for 16 bits and TF32 on compute capability 8.0 and later. What `supports` denies has
-no kernel: the ops of `attention_unfused` compute it.
+no kernel: it follows from the definition in ops/attention_tangent.py.
 """
 
 from __future__ import annotations
