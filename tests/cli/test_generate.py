@@ -136,7 +136,7 @@ def test_the_speed_has_a_line_of_its_own(
     assert before == expected(model, tokenizer, "def ") + "\n"
     assert count == 12
     assert speed > 0
-    assert utilization == ""  # of a GPU alone
+    assert utilization == ""  # known on a GPU alone
 
 
 def test_the_utilization_of_a_gpu_is_reported(
