@@ -206,6 +206,32 @@ class LanguageModel(nn.Module):
             for block in self.blocks
         ]
 
+    def step_bytes(self, batch: int, keys: float) -> float:
+        """Return the bytes that a decoding step reads of weights and of the cache.
+
+        The weights of the blocks, the last norm and the head are read once for all sequences. By
+        the time of a step and the bandwidth of the GPU's memory that is the MBU, memory bandwidth
+        utilization.
+
+        Args:
+            batch: the number of sequences.
+            keys: the mean number of keys that the cache of a layer has of a sequence.
+
+        Example:
+            >>> from tensorgrad.models import GPT2, GPT2Config
+            >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+            >>> model.step_bytes(batch=1, keys=4)  # float32: 968 weights, 4 keys and 4 values of 8
+            4128.0
+        """
+        parameters = [self.head(), *self.norm.parameters(), *self.blocks.parameters()]
+        found = float(sum(parameter.data.nbytes for parameter in parameters))
+        for layer in self.attention_layers():
+            seen = keys if layer.window is None else min(keys, layer.window)
+            weight = layer.qkv.weight.data
+            head = weight.nbytes / weight.shape[1] / (layer.heads + 2 * layer.kv_heads)
+            found += 2 * batch * seen * layer.kv_heads * head
+        return found
+
     @property
     def is_shared(self) -> bool:
         """Whether ranks share its layers, or each has some."""

@@ -6,6 +6,7 @@ Tests: tests/test_results.py, which renders them.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import tomllib
@@ -13,9 +14,15 @@ from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
 
+from tensorgrad.bench.decode import NEW, PROMPT
 from tensorgrad.cli import main
 from tensorgrad.cli.info import kernels_of
+from tensorgrad.io.readers import read_json
 from tensorgrad.io.tables import to_markdown
+from tensorgrad.kernels.gpu import memory_bandwidth
+from tensorgrad.models.gpt2 import GPT2
+from tensorgrad.models.gpt2 import PRESETS as GPT2_PRESETS
+from tensorgrad.nn import init
 from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.planning.estimate import Speeds
 from tensorgrad.parallel.schedule import SCHEDULES, bubble_fraction
@@ -220,6 +227,26 @@ def contexts() -> str:
         )
         rows.append([f"`{dtype}`", *(f"{total / 1e9:.1f}" for total in totals)])
     return to_markdown(("GB", *(f"{length:,} tokens" for length in lengths)), rows)
+
+
+def decoding_floors() -> str:
+    """Return what a decoding step reads, how fast it could be, and how near the measured one is."""
+    rows = []
+    for row in read_json(ROOT / "docs" / "results" / "decode" / "decode.json")["rows"]:
+        with init.without_values():
+            model = GPT2(GPT2_PRESETS[row["model"]])
+        batch, bandwidth = row["batch"], memory_bandwidth(row["device"]) or math.nan
+        weights, total = (
+            model.step_bytes(batch, keys) / 2 for keys in (0, PROMPT + NEW / 2)
+        )  # 16 of the 32 bits that the model is made with
+        speed = row["tokens_per_second"] / batch  # steps a second, the prompt included
+        rows.append([
+            row["model"], str(batch), str(7 * model.config.layers + 4), f"{weights / 1e6:,.0f}",
+            f"{(total - weights) / 1e6:,.0f}", f"{1e3 * total / bandwidth:.3f}",
+            f"{row['step_ms']:.3f}", percent(total * speed / bandwidth),
+        ])  # fmt: skip
+    sizes = "kernels", "weights, MB", "cache, MB"
+    return to_markdown(("model", "sequences", *sizes, "floor, ms", "step, ms", "MBU"), rows)
 
 
 def waits_of_zero3() -> str:

@@ -1,11 +1,13 @@
 """`tensorgrad bench decode`: generation with GPT-2, beside transformers', and its kernels.
 
 Random weights in bfloat16, prompts of 16 tokens, 256 new ones, greedy; the time of a whole call,
-reading the prompt included, the best of three after two to warm up. "prefill" is a call with a
-prompt of 1,024 tokens, for the first token after it. The peer is transformers' GPT-2 of the same
-size, eager ("peer") and compiled with a cache of fixed size ("static_peer"). DECODE_KERNELS has
-what each kernel of a step takes: those of all blocks, with their own weights, one after the other
-as a CUDA graph. Needs a GPU. Tests: tests/bench/test_small.py.
+reading the prompt included, the best of three after two to warm up. "mbu" (memory bandwidth
+utilization) is the rate at which the steps of that call read weights and caches, against the data
+sheet of the GPU; see `LanguageModel.step_bytes`. "prefill" is a call with a prompt of 1,024 tokens,
+for the first token after it. The peer is transformers' GPT-2 of the same size, eager ("peer") and
+compiled with a cache of fixed size ("static_peer"). DECODE_KERNELS has what each kernel of a step
+takes: those of all blocks, with their own weights, one after the other as a CUDA graph. Needs a
+GPU. Tests: tests/bench/test_small.py.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tensorgrad.bench.timing import host_seconds, milliseconds_on, random_array,
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import bfloat16, float32
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.kernels.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.kernels.gpu import GpuMonitor, clock_and_watts, memory_bandwidth, name_of
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder
 from tensorgrad.models.gpt2 import GPT2, PRESETS
@@ -88,7 +90,8 @@ def decode_sweep(
     peers = ("eager", "static")[: 1 + static] if options.is_measured(peer, "transformers") else ()
     cases = options.crossed(**shared, prompt=PROMPT, new=NEW, peers=" ".join(peers))
     rates = "tokens_per_second", "peer_tokens_per_second", "static_peer_tokens_per_second"
-    results = *rates, "step_ms", "host_ms", "prefill_ms", "peer_ratio", "static_peer_ratio"
+    times = "step_ms", "mbu", "host_ms", "prefill_ms"
+    results = *rates, *times, "peer_ratio", "static_peer_ratio"
     draw = bars("Greedy generation", "tokens/s", ("model", "batch"), rates)
     yield Sweep("decode", cases, measure_decode, results, draw, "cuda")
 
@@ -113,9 +116,21 @@ def _generation(model: GPT2, batch: int) -> Row:
             step, host = step_times(model, prompts)
         load = clock_and_watts(monitor.take())
     row: Row = {"tokens_per_second": batch * NEW / whole, "step_ms": step, "host_ms": host, **load}
+    row["mbu"] = utilization(
+        model, batch, NEW / whole, name_of(backend.gpu_index(model.device) or 0)
+    )
     long = np.random.default_rng(1).integers(0, model.vocab_size, (batch, LONG_PROMPT))
     first = best_seconds(lambda: generate_batch(model, long, 1, temperature=0))  # token after each
     return row | {"prefill_ms": 1e3 * first}
+
+
+def utilization(model: GPT2, batch: int, steps: float, gpu: str) -> float | None:
+    """Return the MBU of so many steps a second, memory bandwidth utilization from 0 to 1.
+
+    None where the bandwidth of a GPU of this name is not known.
+    """
+    peak = memory_bandwidth(gpu)
+    return None if peak is None else model.step_bytes(batch, PROMPT + NEW / 2) * steps / peak
 
 
 def step_times(model: GPT2, prompts: Any) -> tuple[float, float]:

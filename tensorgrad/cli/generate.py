@@ -19,6 +19,7 @@ from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
 from tensorgrad.data.content import CHARACTERS, JSON_LINES
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.io.command import harmless
+from tensorgrad.kernels.gpu import memory_bandwidth, name_of
 from tensorgrad.models.generation import generate_batch, stream
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.ops.sampling import Sampling
@@ -208,6 +209,19 @@ class PromptGenerator:
     def _text_stream(self) -> TextStream:
         return TextStream(self._tokenizer, self._given.stop, begins=self._given.chat)
 
+    def utilization(self, count: int, speed: float) -> str:
+        """Return ", MBU 70 %" of the GPU, the memory bandwidth utilization, or nothing.
+
+        Args:
+            count: the number of tokens generated; the prompt counts as none.
+            speed: in tokens a second.
+        """
+        index = backend.gpu_index(self._model.device)
+        peak = None if index is None else memory_bandwidth(name_of(index))
+        if peak is None:
+            return ""
+        return f", MBU {100 * self._model.step_bytes(1, count / 2) * speed / peak:.0f} %"
+
     def texts(self, prompts: Sequence[str]) -> Iterator[str]:
         """Return the text after each prompt; arguments are checked by the call."""
         self._text_stream()  # checks --stop
@@ -275,7 +289,8 @@ def _show(generator: PromptGenerator, prompt: str) -> str:
         shown.append(piece)
     print(flush=True)
     count = len(shown) - 1  # the last piece is the rest
-    _log.info("[%d tokens, %.0f a second]", count, count / (time.perf_counter() - began))
+    speed = count / (time.perf_counter() - began)
+    _log.info("[%d tokens, %.0f a second%s]", count, speed, generator.utilization(count, speed))
     return "".join(shown)
 
 

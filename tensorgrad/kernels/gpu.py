@@ -1,4 +1,4 @@
-"""A GPU's abilities and its state: peak FLOP/s, clock, power and utilization.
+"""A GPU's abilities and its state: peak FLOP/s, bandwidth, clock, power and utilization.
 
 Clock, power and utilization come from NVML through the package nvidia-ml-py, where it is installed.
 """
@@ -17,36 +17,38 @@ from tensorgrad.core import backend
 
 _log = logging.getLogger(__name__)
 
-# TFLOP/s of data sheets, without sparsity: of matrix products in 16 bits that accumulate in
-# float32, and of float32. The first name that is a part of the GPU's name counts. TF32 has half the
-# rate of 16 bits.
+# From data sheets, TFLOP/s without sparsity of matrix products in 16 bits that accumulate in
+# float32, and of float32, and GB/s of the memory. The first name that is a part of the GPU's name
+# counts. TF32 has half the rate of 16 bits.
 _PEAKS = {
-    "GB200": (2500, 80),
-    "B200": (2250, 75),
-    "GH200": (989, 67),
-    "H200 NVL": (835, 60),
-    "H200": (989, 67),
-    "H100 PCIe": (756, 51),
-    "H100 NVL": (835, 60),
-    "H100": (989, 67),
-    "H800": (989, 67),
-    "H20": (148, 44),
-    "A100": (312, 19.5),
-    "A800": (312, 19.5),
-    "A40": (149.7, 37.4),
-    "A30": (165, 10.3),
-    "A10G": (70, 35),
-    "A10": (125, 31.2),
-    "L40S": (362, 91.6),
-    "L40": (181, 90.5),
-    "L4": (121, 30.3),
-    "RTX 6000 Ada": (364, 91.1),
-    "RTX A6000": (155, 38.7),
-    "RTX 5090": (209.5, 104.8),
-    "RTX 4090": (165.2, 82.6),
-    "RTX 3090": (71, 35.6),
-    "V100": (125, 15.7),
-    "T4": (65, 8.1),
+    "GB200": (2500, 80, 8000),
+    "B200": (2250, 75, 8000),
+    "GH200": (989, 67, 4000),
+    "H200 NVL": (835, 60, 4800),
+    "H200": (989, 67, 4800),
+    "H100 PCIe": (756, 51, 2000),
+    "H100 NVL": (835, 60, 3900),
+    "H100": (989, 67, 3350),
+    "H800": (989, 67, 3350),
+    "H20": (148, 44, 4000),
+    "A100 SXM4 40GB": (312, 19.5, 1555),
+    "A100 PCIE 40GB": (312, 19.5, 1555),
+    "A100": (312, 19.5, 2039),
+    "A800": (312, 19.5, 2039),
+    "A40": (149.7, 37.4, 696),
+    "A30": (165, 10.3, 933),
+    "A10G": (70, 35, 600),
+    "A10": (125, 31.2, 600),
+    "L40S": (362, 91.6, 864),
+    "L40": (181, 90.5, 864),
+    "L4": (121, 30.3, 300),
+    "RTX 6000 Ada": (364, 91.1, 960),
+    "RTX A6000": (155, 38.7, 768),
+    "RTX 5090": (209.5, 104.8, 1792),
+    "RTX 4090": (165.2, 82.6, 1008),
+    "RTX 3090": (71, 35.6, 936),
+    "V100": (125, 15.7, 900),
+    "T4": (65, 8.1, 320),
 }
 _WITHOUT_TF32 = ("V100", "T4")
 _POWER_NOW = 186  # NVML_FI_DEV_POWER_INSTANT, which older packages do not name
@@ -68,15 +70,33 @@ def peak_flops(name: str, dtype: str) -> float | None:
     Returns:
         None where the GPU is not known, or is a part of one (MIG).
     """
+    known = _known(name)
+    if known is None:
+        return None
+    half, single, _ = _PEAKS[known]
+    if dtype == "tf32":
+        return 1e12 * (single if known in _WITHOUT_TF32 else half / 2)
+    return 1e12 * (single if dtype == "float32" else half)
+
+
+def memory_bandwidth(name: str) -> float | None:
+    """Return the bandwidth of a GPU's memory in bytes/s, from its data sheet.
+
+    Args:
+        name: of the GPU, see `name_of`.
+    Returns:
+        None where the GPU is not known, or is a part of one (MIG).
+    """
+    known = _known(name)
+    return None if known is None else 1e9 * _PEAKS[known][2]
+
+
+def _known(name: str) -> str | None:
+    """Return the name in the table of a GPU, or None."""
     if "MIG" in name.split():
         return None
     words = f" {name.replace('-', ' ')} "
-    for known, (half, single) in _PEAKS.items():
-        if f" {known} " in words:
-            if dtype == "tf32":
-                return 1e12 * (single if known in _WITHOUT_TF32 else half / 2)
-            return 1e12 * (single if dtype == "float32" else half)
-    return None
+    return next((known for known in _PEAKS if f" {known} " in words), None)
 
 
 class GpuMonitor:

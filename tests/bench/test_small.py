@@ -18,6 +18,8 @@ from tensorgrad.bench.options import Sizes
 from tensorgrad.bench.processes import in_new_process
 from tensorgrad.cli import main
 from tensorgrad.io.readers import read_json
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.nn import init
 
 DTYPES = ("float32", "bfloat16")
 pytestmark = pytest.mark.slow
@@ -250,6 +252,14 @@ def test_generation_is_compared_with_each_peer(monkeypatch: pytest.MonkeyPatch) 
     assert (row["static_peer_tokens_per_second"], row["static_peer_ratio"]) == (45, 2)
 
 
+def test_utilization_of_the_memory() -> None:
+    with init.without_values():
+        model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+    nbytes = 4 * (968 + 2 * 3 * (16 + 128) * 8)  # weights; keys and values of three sequences
+    assert decode.utilization(model, 3, 1e6, "NVIDIA H200") == pytest.approx(nbytes / 4.8e6)
+    assert decode.utilization(model, 3, 1e6, "NVIDIA T400") is None
+
+
 @pytest.mark.gpu
 def test_generation_is_measured_on_a_gpu() -> None:
     command = ["bench", "decode", "--models", "gpt2-124M", "--batches", "2"]
@@ -258,6 +268,7 @@ def test_generation_is_measured_on_a_gpu() -> None:
     assert row["tokens_per_second"] > 0
     assert row["host_ms"] > 0
     assert row["step_ms"] > 0
+    assert 0 < row["mbu"] < 1
     assert main([*command, "--kernels"]) == 0
     assert [row["kernel"] for row in rows("decode-kernels")] == list(KERNELS)
 

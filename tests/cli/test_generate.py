@@ -14,6 +14,7 @@ import pytest
 
 from tensorgrad import random
 from tensorgrad.cli import generate, main
+from tensorgrad.core import backend
 from tensorgrad.data import PublishedTokenizer, Tokenizer
 from tensorgrad.io.weights import load_arrays, save_arrays
 from tensorgrad.models.generation import generate_batch
@@ -131,10 +132,23 @@ def test_the_speed_has_a_line_of_its_own(
     monkeypatch.setattr(generate._log, "info", say)
     assert program([str(run), "def ", *OPTIONS]) == 0
     assert capsys.readouterr().out == ""
-    ((before, (_, count, speed)),) = lines
+    ((before, (_, count, speed, utilization)),) = lines
     assert before == expected(model, tokenizer, "def ") + "\n"
     assert count == 12
     assert speed > 0
+    assert utilization == ""  # known on a GPU alone
+
+
+def test_the_utilization_of_a_gpu_is_reported(
+    model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = generate.PromptGenerator(model, tokenizer, generate.Options())
+    monkeypatch.setattr(backend, "gpu_index", lambda device: 0)
+    monkeypatch.setattr(generate, "name_of", lambda index: "NVIDIA H200")
+    half = 0.5 * 4800e9 / model.step_bytes(1, 20)  # steps a second
+    assert generator.utilization(40, half) == ", MBU 50 %"
+    monkeypatch.setattr(generate, "name_of", lambda index: "NVIDIA T400")
+    assert generator.utilization(40, half) == ""
 
 
 def test_lines_of_a_file_are_written_on_together(

@@ -12,6 +12,7 @@ from tensorgrad.kernels.gpu import (
     clock_and_watts,
     clock_and_watts_text,
     driver_version,
+    memory_bandwidth,
     name_of,
     peak_flops,
 )
@@ -157,19 +158,21 @@ def test_the_driver_and_the_name_are_known(nvml: FakeNvml, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("name", "half", "single"),
+    ("name", "half", "single", "memory"),
     [
-        ("NVIDIA H200", 989, 67),
-        ("NVIDIA H100 80GB HBM3", 989, 67),
-        ("NVIDIA H100 PCIe", 756, 51),
-        ("NVIDIA A100-SXM4-80GB", 312, 19.5),
-        ("NVIDIA A10", 125, 31.2),
-        ("NVIDIA L40S", 362, 91.6),
-        ("Tesla T4", 65, 8.1),
-        ("NVIDIA GB200", 2500, 80),
+        ("NVIDIA H200", 989, 67, 4800),
+        ("NVIDIA H100 80GB HBM3", 989, 67, 3350),
+        ("NVIDIA H100 PCIe", 756, 51, 2000),
+        ("NVIDIA A100-SXM4-80GB", 312, 19.5, 2039),
+        ("NVIDIA A100-SXM4-40GB", 312, 19.5, 1555),
+        ("NVIDIA A10", 125, 31.2, 600),
+        ("NVIDIA L40S", 362, 91.6, 864),
+        ("Tesla T4", 65, 8.1, 320),
+        ("NVIDIA GB200", 2500, 80, 8000),
     ],
 )
-def test_the_peak_of_known_gpus(name: str, half: float, single: float) -> None:
+def test_the_peak_of_known_gpus(name: str, half: float, single: float, memory: float) -> None:
+    assert memory_bandwidth(name) == 1e9 * memory
     for dtype in ("bfloat16", "bfloat16-parameters", "float16"):
         assert peak_flops(name, dtype) == 1e12 * half
     assert peak_flops(name, "float32") == 1e12 * single
@@ -179,6 +182,7 @@ def test_the_peak_of_known_gpus(name: str, half: float, single: float) -> None:
 @pytest.mark.parametrize("name", ["", "NVIDIA T400", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "A1000"])
 def test_other_gpus_have_no_known_peak(name: str) -> None:
     assert peak_flops(name, "bfloat16") is None
+    assert memory_bandwidth(name) is None
 
 
 @pytest.mark.gpu

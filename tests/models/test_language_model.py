@@ -463,6 +463,16 @@ def test_prompts_become_arrays() -> None:
     check_tokens("op", "x", [0, 60], 61)
 
 
+def test_a_step_reads_the_head_once_and_no_keys_outside_of_a_window() -> None:
+    config = replace(MODERN, window=3, window_from=1, tied=False)
+    model = TransformerLM(config)
+    blocks = sum(p.data.nbytes for block in model.blocks for p in block.parameters())
+    assert model.output is not None
+    weights = blocks + model.norm.weight.data.nbytes + model.output.weight.data.nbytes
+    row = 2 * 4 * config.kv_heads * config.width_of_head  # bytes of a key and a value
+    assert model.step_bytes(5, 10) == weights + 5 * (10 + 3) * row
+
+
 def test_windows_begin_with_a_block() -> None:
     model = TransformerLM(replace(MODERN, window=3, window_from=1, rope_base=50.0, norm_eps=0.5))
     assert [layer.window for layer in model.attention_layers()] == [None, 3]
