@@ -1,7 +1,8 @@
 """cuBLASLt through ctypes: products with an addition, a bias or GELU in the same kernel.
 
 CuPy's own calls to cuBLAS cannot be captured into a CUDA graph, round partial sums to 16 bits and
-have no epilogues. The library comes with CuPy's. Matrices are in column-major order.
+have no epilogues. The library comes with CuPy's. Matrices are in column-major order. Operands of 8
+bits have a factor each, in device memory; Hopper takes the first transposed, the second not.
 """
 
 from __future__ import annotations
@@ -9,21 +10,41 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
-from ctypes import byref, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    byref,
+    c_double,
+    c_float,
+    c_int,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from typing import Any, NamedTuple
 
 from tensorgrad.core import backend
-from tensorgrad.core.dtypes import Dtype, bfloat16, float16, float32, float64
+from tensorgrad.core.dtypes import (
+    Dtype,
+    bfloat16,
+    float8_e4m3,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+)
 from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels.device import capability, sm_count
 
 # From library_types.h and cublasLt.h
-_TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
+_TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14, float8_e4m3: 28, float8_e5m2: 29}
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_LEADING, _AUX_STEP, _BIAS_TYPE = (
     3, 4, 7, 8, 11, 12, 13, 26,
 )  # fmt: skip
+_A_FACTOR, _B_FACTOR, _FAST = 17, 18, 25
 _BATCH, _STEP = 5, 6
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENT_A = 1, 3, 5
 _TILE = 1  # the attribute of an algorithm
@@ -65,6 +86,7 @@ class CublasProduct(NamedTuple):
     bias: Dtype | None  # dtype of a number for each row
     gelu: str  # a key of EPILOGUES; an auxiliary array has the layout of d
     tf32: bool = False  # whether float32 operands are rounded to TF32
+    fast: bool = False  # whether sums of 8-bit operands stay in the tensor cores, with 14 bits
 
 
 class _Heuristic(ctypes.Structure):
@@ -91,19 +113,38 @@ class CublasPlan(NamedTuple):
     workspace: int  # bytes
     one: Any  # 1 and 0 in the type of alpha and beta
     zero: Any
-    lock: threading.Lock  # pointers of the epilogue are part of the operation
+    lock: threading.Lock  # pointers of the epilogue and of factors are part of the operation
 
 
 def run(
-    plan: CublasPlan, a: int, b: int, c: int, d: int, add: bool, bias: int = 0, auxiliary: int = 0
+    plan: CublasPlan,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+    add: bool,
+    bias: int = 0,
+    auxiliary: int = 0,
+    factors: tuple[int, int] | None = None,
 ) -> None:
-    """Run a product on the current stream; operands and results are addresses."""
-    if bias or auxiliary:
+    """Run a product on the current stream; operands and results are addresses.
+
+    Args:
+        plan: of the product.
+        a, b, c, d: of the matrices.
+        add: whether beta is 1, else 0.
+        bias, auxiliary: of what the epilogue has; 0 without.
+        factors: of the float32 numbers that a and b of 8 bits are multiplied with.
+    """
+    if bias or auxiliary or factors is not None:
         with plan.lock:
             if bias:
                 _set(plan.operation, _BIAS, c_void_p(bias))
             if auxiliary:
                 _set(plan.operation, _AUX, c_void_p(auxiliary))
+            if factors is not None:
+                _set(plan.operation, _A_FACTOR, c_void_p(factors[0]))
+                _set(plan.operation, _B_FACTOR, c_void_p(factors[1]))
             _multiply(plan, a, b, c, d, add)
     else:
         _multiply(plan, a, b, c, d, add)
@@ -131,7 +172,8 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
         KernelError: the library proposes none.
     """
     found = proposals(product, device)
-    if _splits(product, device) or capability(device) != 90:
+    narrow = product.a.dtype.itemsize == 1
+    if narrow or _splits(product, device) or capability(device) != 90:
         return found[0].plan
     tiles = [algorithm.tile for algorithm in found]
     return found[preferred(product, tiles, sm_count(device))].plan
@@ -162,6 +204,8 @@ def proposals(product: CublasProduct, device: int) -> list[Proposal]:
     _set(operation, _EPILOGUE, c_int32(epilogue or _DEFAULT))
     if product.bias:
         _set(operation, _BIAS_TYPE, c_int32(_TYPES[product.bias]))
+    if product.fast:
+        _set(operation, _FAST, c_int8(1))
     if epilogue & _AUXILIARY:
         _set(operation, _AUX_LEADING, c_int64(product.d.leading))
         _set(operation, _AUX_STEP, c_int64(product.d.step))

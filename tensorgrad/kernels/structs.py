@@ -207,6 +207,16 @@ class MatmulSm90Arguments(Struct):
     )
 
 
+class Fp8Matrix(Struct):
+    """A matrix, its copies in 8 bits, and where their scale is."""
+
+    sources = ("fp8.cu",)
+    _fields_ = (
+        *_fields(c_void_p, "x rows columns scale"),
+        *_fields(c_int, "height width first_tile padding"),
+    )
+
+
 class PartialSums(Struct):
     """Several sums of rows."""
 

@@ -1,0 +1,59 @@
+// Numbers of 8 bits and their scales: e4m3 (3 bits of mantissa, up to 448) for activations and
+// weights, e5m2 (2 bits, up to 57,344) for gradients.
+#pragma once
+#include "reduce.cuh"
+#include "types.cuh"
+
+enum Format { E4M3, E5M2 };
+
+template <Format FORMAT> constexpr float LARGEST = FORMAT == E4M3 ? 448.f : 57344.f;
+
+// Of one tensor. Its numbers of 8 bits are the values times `scale`, a power of two, and what lies
+// beyond the format becomes its largest number.
+struct Fp8Scale {
+    float scale, inverse;   // inverse = 1 / scale, a factor of products
+    unsigned largest;       // bits of the largest |value| since the last update; beyond infinity: NaN
+    unsigned clipped;       // how many values lay beyond the format
+};
+
+// Round four values to the nearest numbers, ties to even; NaN stays NaN. The first is the lowest
+// byte.
+template <Format FORMAT> __device__ inline unsigned round_to_fp8(const float (&x)[4]) {
+    unsigned short low, high;
+    if constexpr (FORMAT == E4M3) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
+    }
+    return low | unsigned(high) << 16;
+}
+
+// What a thread has seen of a tensor. The bits of |x| compare as |x| does, and those of NaN are
+// above infinity's, so an integer maximum is exact in any order.
+struct Fp8Meter {
+    unsigned largest = 0, clipped = 0;
+
+    __device__ void see(float x) { largest = max(largest, __float_as_uint(fabsf(x))); }
+
+    // Add to the tensor's state, by all threads of a block.
+    __device__ void report(Fp8Scale* state) {
+        __shared__ unsigned partials[2][32];
+        largest = __reduce_max_sync(0xffffffff, largest);
+        clipped = __reduce_add_sync(0xffffffff, clipped);
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+        if (lane == 0) {
+            partials[0][warp] = largest;
+            partials[1][warp] = clipped;
+        }
+        __syncthreads();
+        if (warp > 0) return;
+        largest = __reduce_max_sync(0xffffffff, lane < warps ? partials[0][lane] : 0);
+        clipped = __reduce_add_sync(0xffffffff, lane < warps ? partials[1][lane] : 0);
+        if (lane > 0) return;
+        if (largest > *const_cast<volatile unsigned*>(&state->largest))
+            atomicMax(&state->largest, largest);
+        if (clipped) atomicAdd(&state->clipped, clipped);
+    }
+};
