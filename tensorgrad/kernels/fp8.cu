@@ -3,13 +3,16 @@
 // written in one pass.
 //
 //   fp8_quantize           q = round(x scale) in rows, its transpose, or both; the largest |x|; and
-//                          sums over the rows of x, in parts, which are the gradient of a bias
+//                          sums over the rows of x, in parts, which are the gradient of a bias.
+//                          Before all that, x = gelu(x), or x = x gelu'(beside): what a product
+//                          has left is rounded to 8 bits without a pass in 16 between
 //   fp8_quantize_matrices  the same of many matrices at once, such as all weights of a model
 //   fp8_largest            the largest |x| alone
 //   fp8_update_scales      scales for the next step, from the largest values of the last steps
 //
-// fp8_quantize reads sizeof(T) bytes an element and writes 1 or 2; fp8_largest reads sizeof(T). All
-// is written with =, but for the largest values and the counts. Lengths are multiples of 16.
+// fp8_quantize reads sizeof(T) bytes an element (twice that with GELU's derivative) and writes 1 or
+// 2; fp8_largest reads sizeof(T). All is written with =, but for the largest values and the counts.
+// Lengths are multiples of 16.
 //
 // The naive kernel, a thread for x[i][j]:
 //
@@ -20,16 +23,23 @@
 // are a word of the transpose. Words go through shared memory, so that 128 rows of a column are
 // written side by side.
 //
-// Phases: load; sums over rows; round, store the rows; store the columns; report the largest.
+// Phases: load; GELU or its derivative; sums over rows; round, store the rows; store the columns; report the largest.
 //
 // arch: sm_90a
 // where: T = float | __half | __nv_bfloat16
-// instantiate: fp8_quantize<{T}, {E4M3 | E5M2}, {true, false | false, true | true, true}, false>
-// instantiate: fp8_quantize<{T}, E5M2, {true, false | true, true}, true>
+// where: NARROW = __half | __nv_bfloat16
+// instantiate: fp8_quantize<{T}, {E4M3 | E5M2}, PLAIN, {true, false | false, true | true, true},
+//     false>
+// instantiate: fp8_quantize<{T}, E5M2, PLAIN, {true, false | true, true}, true>
+// instantiate: fp8_quantize<{NARROW}, E4M3, GELU, true, {true | false}, false>
+// instantiate: fp8_quantize<{NARROW}, E5M2, GELU_BACKWARD, true, {true | false}, {true | false}>
 // instantiate: fp8_quantize_matrices<{T}>
 // instantiate: fp8_largest<{T}>
 // instantiate: fp8_update_scales
+#include "exp.cuh"
 #include "fp8.cuh"
+
+enum Before { PLAIN, GELU, GELU_BACKWARD };   // x = gelu(x); x = x gelu'(beside)
 
 constexpr int ROWS = 128, COLUMNS = 64, THREADS = 256;   // of a block
 constexpr int WORDS = ROWS / 4 + 1;   // of a column in shared memory: lanes write to other banks
@@ -41,12 +51,26 @@ struct Fp8Matrix {
     int height, width, first_tile, padding;
 };
 
-template <typename T, Format FORMAT, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
+// gelu(x) = x s and its derivative, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+struct Gelu {
+    static constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
+    float value, derivative;
+
+    __device__ explicit Gelu(float x) {
+        const float square = x * x,
+                    s = fast_reciprocal(1 + fast_exp2(-x * (A * LOG2_E + B * LOG2_E * square)));
+        value = x * s;
+        // Where s is 0 or 1, 0 is multiplied with the derivative of 2 u, which must be finite.
+        derivative = (value - value * s) * (3 * B * fminf(square, 1e30f) + A) + s;
+    }
+};
+
+template <typename T, Format FORMAT, Before BEFORE, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
 __device__ inline void quantize_tile(unsigned char* __restrict__ q,
                                      unsigned char* __restrict__ transposed,
-                                     float* __restrict__ sums, Fp8Scale* state,
-                                     const T* __restrict__ x, int height, int width, int tile_row,
-                                     int tile_column) {
+                                     float* __restrict__ sums, Fp8Scale* state, bool reports,
+                                     const T* __restrict__ x, const T* __restrict__ beside,
+                                     int height, int width, int tile_row, int tile_column) {
     __shared__ unsigned words[IN_COLUMNS ? COLUMNS * WORDS : 1];
     __shared__ float warp_sums[SUMS ? 4 : 1][SUMS ? COLUMNS : 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -54,18 +78,27 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
     const int column = tile_column * COLUMNS + column_here, row = tile_row * ROWS + row_here;
     const bool inside = row < height && column < width;   // with all 4 rows and 8 columns
     // Load.
-    T stored[4][8] = {};
+    constexpr bool TWO = BEFORE == GELU_BACKWARD;
+    T stored[4][8] = {}, others[TWO ? 4 : 1][8] = {};
     if (inside)
         #pragma unroll
-        for (int r = 0; r < 4; ++r) load_all<8>(stored[r], x + (row + r) * (long long)width + column);
+        for (int r = 0; r < 4; ++r) {
+            const long long place = (row + r) * (long long)width + column;
+            load_all<8>(stored[r], x + place);
+            if constexpr (TWO) load_all<8>(others[r], beside + place);
+        }
+    // GELU or its derivative.
     float values[4][8];
     Fp8Meter meter;
     #pragma unroll
     for (int r = 0; r < 4; ++r)
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
-            values[r][c] = to_compute(stored[r][c]);
-            meter.see(values[r][c]);
+            float value = to_compute(stored[r][c]);
+            if constexpr (BEFORE == GELU) value = Gelu(value).value;
+            if constexpr (TWO) value *= Gelu(to_compute(others[r][c])).derivative;
+            values[r][c] = value;
+            meter.see(value);
         }
     // Sums over rows.
     if constexpr (SUMS) {
@@ -79,7 +112,7 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
     }
     // Round, store the rows.
     const float scale = state->scale;
-    if (__uint_as_float(meter.largest) * scale > LARGEST<FORMAT>)
+    if (!(__uint_as_float(meter.largest) * scale <= LARGEST<FORMAT>))
         #pragma unroll
         for (int r = 0; r < 4; ++r)
             #pragma unroll
@@ -134,17 +167,17 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
                                                    + (warp_sums[2][c] + warp_sums[3][c]);
     }
     // Report the largest.
-    meter.report(state);
+    if (reports) meter.report(state);
 }
 
-// sums: (row tiles, width).
-template <typename T, Format FORMAT, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
+// sums: (row tiles, width). reports: add the largest |x| and the count of clipped values.
+template <typename T, Format FORMAT, Before BEFORE, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
 __global__ void __launch_bounds__(THREADS)
 fp8_quantize(unsigned char* __restrict__ q, unsigned char* __restrict__ transposed,
-             float* __restrict__ sums, Fp8Scale* state, const T* __restrict__ x, int height,
-             int width) {
-    quantize_tile<T, FORMAT, IN_ROWS, IN_COLUMNS, SUMS>(q, transposed, sums, state, x, height,
-                                                        width, blockIdx.y, blockIdx.x);
+             float* __restrict__ sums, Fp8Scale* state, const T* __restrict__ x,
+             const T* __restrict__ beside, int height, int width, bool reports) {
+    quantize_tile<T, FORMAT, BEFORE, IN_ROWS, IN_COLUMNS, SUMS>(
+        q, transposed, sums, state, reports, x, beside, height, width, blockIdx.y, blockIdx.x);
 }
 
 // matrices: in the order of their tiles, which lie in rows.
@@ -158,9 +191,9 @@ fp8_quantize_matrices(const Fp8Matrix* __restrict__ matrices, int count) {
     }
     const Fp8Matrix m = matrices[low];
     const int across = (m.width + COLUMNS - 1) / COLUMNS, tile = blockIdx.x - m.first_tile;
-    quantize_tile<T, E4M3, true, true, false>(m.rows, m.columns, nullptr, m.scale,
-                                              static_cast<const T*>(m.x), m.height, m.width,
-                                              tile / across, tile % across);
+    quantize_tile<T, E4M3, PLAIN, true, true, false>(
+        m.rows, m.columns, nullptr, m.scale, true, static_cast<const T*>(m.x), nullptr, m.height,
+        m.width, tile / across, tile % across);
 }
 
 template <typename T>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
@@ -47,14 +48,23 @@ def quantize(
     rows: bool = True,
     columns: bool = True,
     sums: bool = False,
+    reports: bool = True,
+    gelu: bool = False,
+    gelu_of: Array | None = None,
 ) -> tuple[Operand | None, Operand | None, Array | None]:
     """Return x and its transpose as operands, and sums over the rows of x.
+
+    With `gelu` gelu(x) takes the place of x, with `gelu_of` x times the derivative of GELU there.
 
     Args:
         x: (N, C), multiples of 16, C order, of 16 bits or float32.
         dtype: float8_e4m3 or float8_e5m2.
-        scale: of the tensor; the largest |x| and the number of clipped values are added there.
+        scale: of the tensor.
         rows, columns, sums: which results are wanted, the others are None.
+        reports: whether the largest |x| and the number of clipped values are added to the scale's
+            state.
+        gelu: of 16 bits; tanh form.
+        gelu_of: like x, of 16 bits.
 
     Returns:
         Operands (N, C) and (C, N), and sums (parts, C), float32, whose rows add up to that of x.
@@ -64,10 +74,12 @@ def quantize(
     q = backend.empty((height, width), _UINT8, like=x) if rows else None
     transposed = backend.empty((width, height), _UINT8, like=x) if columns else None
     parts = backend.empty((grid[1], width), float32, like=x) if sums else None
+    before = "GELU" if gelu else "PLAIN" if gelu_of is None else "GELU_BACKWARD"
     flags = ", ".join("true" if flag else "false" for flag in (rows, columns, sums))
-    kernel = load(_FILE, f"fp8_quantize<{c_name(x.dtype)}, {_format(dtype)}, {flags}>")
-    arguments = (pointer(q), pointer(transposed), pointer(parts), scale, x)
-    kernel(grid, (_THREADS,), (*arguments, number("i4", height), number("i4", width)))
+    kernel = load(_FILE, f"fp8_quantize<{c_name(x.dtype)}, {_format(dtype)}, {before}, {flags}>")
+    arguments = (pointer(q), pointer(transposed), pointer(parts), scale, x, pointer(gelu_of))
+    numbers = number("i4", height), number("i4", width), number("?", reports)
+    kernel(grid, (_THREADS,), (*arguments, *numbers))
     return (
         None if q is None else Operand(q, dtype, scale),
         None if transposed is None else Operand(transposed, dtype, scale),
@@ -126,6 +138,10 @@ class Matrices:
             self._tiles += -(-width // _COLUMNS) * -(-height // _ROWS)
         table = np.frombuffer(b"".join(map(bytes, entries)), np.uint8)
         self._table = backend.asarray_like(table, memory)
+
+    def are(self, matrices: Sequence[Array]) -> bool:
+        """Whether these are the matrices."""
+        return all(map(is_, self._matrices, matrices))
 
     def quantize(self) -> None:
         """Write the operands."""

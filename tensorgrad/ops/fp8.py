@@ -1,0 +1,411 @@
+"""Products in 8 bits: the scales of tensors, and the linear layer. Tests: tests/ops/test_fp8.py.
+
+Activations and weights are rounded to e4m3, gradients of outputs to e5m2, each tensor times a scale
+of its own: the power of two that brings its largest element within the format. Sums are float32.
+
+    y = q(x) q(W)^T + b,  dx = q(dy) q(W),  dW = q(dy)^T q(x)
+
+A product on Hopper takes the terms of a sum side by side, so a tensor is written as it is and
+transposed, in one pass; backward keeps the transposed x, of one byte an element. The gradient is
+that of a product of the rounded operands: rounding itself counts as the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorgrad.amp import FP8
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, contiguous, is_numpy, upcast
+from tensorgrad.core.dtypes import Dtype, bfloat16, float8_e4m3, float8_e5m2, float16, float32
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.gradient import (
+    Gradient,
+    Gradients,
+    Needs,
+    Saved,
+    accumulated,
+    out_of,
+    parts_of,
+)
+from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import data_of
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
+from tensorgrad.kernels import fp8 as fp8_cuda
+from tensorgrad.kernels.fp8 import MULTIPLE, Operand
+from tensorgrad.kernels.matmul import fp8 as matmul_fp8
+from tensorgrad.ops.column_sums import column_sums
+from tensorgrad.ops.matmul import flat
+
+SCALE, INVERSE, PEAK, CLIPPED = 0, 1, 2, 3  # of a tensor's state, as in kernels/fp8.cuh
+LIMITS = {float8_e4m3: 448.0, float8_e5m2: 57344.0}  # the largest numbers
+_LEAST, _MOST = -126, 126  # exponents of scales
+_SOURCES = (bfloat16, float16, float32)
+
+
+class LinearScales(NamedTuple):
+    """The scales of one linear layer, each (4,) float32: scale, inverse, peak, clipped.
+
+    The peak is the largest magnitude since the scale was chosen, and clipped the number of elements
+    that were beyond the format; these two are uint32 bits, the peak's those of a float32.
+
+    Attributes:
+        x, weight, dy: of e4m3, e4m3 and e5m2.
+        measures: whether a scale is chosen from the tensor itself, which costs a pass over it, not
+            from what earlier steps reported.
+        reports: whether peaks and clipped elements are counted.
+        operands: the weight in 8 bits and its transpose, if they are written already.
+    """
+
+    x: Array
+    weight: Array
+    dy: Array
+    measures: bool = True
+    reports: bool = True
+    operands: tuple[Operand, Operand] | None = None
+
+
+def new_scales(like: Array) -> LinearScales:
+    """Return scales for one call, chosen from the tensors themselves."""
+    states = backend.namespace(like).zeros((3, 4), float32)
+    states[:, :PEAK] = 1
+    return LinearScales(states[0], states[1], states[2])
+
+
+def scales_of(op: str, x: Tensor, weight: Tensor, kernel: str | None = None) -> LinearScales | None:
+    """Return the scales of x W^T where it is computed in 8 bits, or None.
+
+    It is where `kernel` asks for it, or the enclosing `autocast` and the lengths allow it.
+
+    Raises:
+        ArgumentError: the GPU has no products in 8 bits, or `kernel` asks for what they cannot do.
+    """
+    casts = mode.autocast
+    asked = kernel == FP8
+    if not asked and (kernel is not None or casts is None or casts.precision != FP8):
+        return None
+    array, w = x.data, weight.data
+    needs = None if fits(array, w) else "16-bit or float32 operands, lengths of multiples of 16"
+    if needs is not None and not asked:
+        return None
+    if needs is None and not is_numpy(array):
+        needs = fp8_cuda.refusal(array.device.id)
+    if needs is not None:
+        raise ArgumentError(f"{op}: kernel is {FP8!r}, which needs {needs}")
+    if asked or casts.scales is None:
+        return new_scales(array)
+    found: LinearScales | None = casts.scales.of(weight, casts)
+    return found
+
+
+def result_dtype(x: Tensor, weight: Tensor, residual: Tensor | None) -> Dtype:
+    """Return the dtype of x W^T + residual, of the operands as `autocast` would cast them."""
+    casts, arrays = mode.autocast, [x.data, weight.data]
+    dtypes = [array.dtype if casts is None else casts.dtype for array in arrays]
+    if residual is not None:
+        dtypes.append(residual.dtype)
+    return dtypes[0] if len(set(dtypes)) == 1 else np.result_type(*dtypes)
+
+
+def fuses(x: Array, dtype: Dtype, *scales: LinearScales | None) -> bool:
+    """Whether one op does both layers of a feed-forward block: on the GPU, with scales of before.
+
+    Args:
+        x: the input.
+        dtype: of the result.
+        scales: of the layers.
+    """
+    known = all([each is not None and each.operands is not None for each in scales])
+    measures = any([each is not None and each.measures for each in scales])
+    return not is_numpy(x) and dtype.itemsize == 2 and known and not measures
+
+
+def fits(x: Array, weight: Array) -> bool:
+    """Whether a product x W^T can be computed in 8 bits: lengths of multiples of 16."""
+    rows = x.size // max(1, x.shape[-1])
+    lengths = rows, *weight.shape
+    return all([n > 0 and n % MULTIPLE == 0 for n in lengths]) and x.dtype in _SOURCES
+
+
+def quantize(
+    x: Array,
+    dtype: Dtype,
+    scale: Array,
+    *,
+    measures: bool = False,
+    rows: bool = True,
+    columns: bool = True,
+    sums: bool = False,
+    reports: bool = True,
+) -> tuple[Operand | None, Operand | None, Array | None]:
+    """Return x and its transpose in 8 bits, and sums over its rows in parts.
+
+    Args:
+        x: (N, C), multiples of 16, bfloat16, float16 or float32.
+        dtype: float8_e4m3 or float8_e5m2.
+        scale: (4,), of the tensor; see LinearScales.
+        measures: choose the scale first.
+        rows, columns, sums: which results are wanted; the others are None.
+        reports: whether the peak and the clipped elements are counted.
+    """
+    x = contiguous(x)
+    if measures:
+        measure(x, dtype, scale)
+    run = _quantize_numpy if is_numpy(x) else fp8_cuda.quantize
+    return run(x, dtype, scale, rows=rows, columns=columns, sums=sums, reports=reports)
+
+
+def measure(x: Array, dtype: Dtype, scale: Array) -> None:
+    """Choose the scale of a tensor from its largest element."""
+    if is_numpy(x):
+        _report_numpy(upcast(x), scale)
+    else:
+        fp8_cuda.largest(x, scale)
+    xp = backend.namespace(x)
+    history, turn = xp.zeros((1, 1), float32), xp.zeros(1, np.int32)
+    limits = xp.full(1, LIMITS[dtype], float32)
+    update_scales(scale.reshape(1, 4), history, turn, limits)
+
+
+def update_scales(scales: Array, history: Array, turn: Array, limits: Array) -> None:
+    """Choose the scales of the next step from the peaks of the last ones; count anew.
+
+    scale = 2^floor(log2(limit / peak)), of the largest peak in the history. A peak that is not
+    finite does not count; a tensor that was always 0 keeps its scale.
+
+    Args:
+        scales: (n, 4), float32; see LinearScales.
+        history: (steps, n), float32, the peaks of the last steps; at first zeros.
+        turn: (1,), int32, how many updates there were.
+        limits: (n,), float32, the largest number of each format.
+    """
+    if not is_numpy(scales):
+        fp8_cuda.update_scales(scales, history, turn, limits)
+        return
+    peaks = scales[:, PEAK].copy()
+    row = history[turn[0] % len(history)]
+    row[:] = np.where(np.isfinite(peaks), peaks, row)
+    top = history.max(0)
+    seen = top > 0
+    with np.errstate(over="ignore"):
+        ratio = np.minimum(limits[seen] / top[seen], np.finfo(np.float32).max)
+    _, exponent = np.frexp(ratio)
+    exponent = np.clip(exponent - 1, _LEAST, _MOST)
+    scales[seen, SCALE] = np.ldexp(np.float32(1), exponent)
+    scales[seen, INVERSE] = np.ldexp(np.float32(1), -exponent)
+    scales[:, PEAK] = 0
+    turn += 1
+
+
+def product(
+    a: Operand,
+    b: Operand,
+    dtype: Dtype,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    *,
+    fast: bool = True,
+) -> Array:
+    """Return a b^T + bias + residual, (M, N), rounded to `dtype` once.
+
+    Args:
+        a, b: (M, K) and (N, K).
+        dtype: of 16 bits, or float32.
+        bias: (N,), any float dtype; it is rounded to bfloat16 or float16 where the result is.
+        residual: (M, N).
+        fast: on the GPU, sum up with 14 bits; see `kernels.matmul.fp8`.
+    """
+    if is_numpy(a.bits):
+        y = _values(a) @ _values(b).T
+        if bias is not None:
+            y += bias.astype(dtype, copy=False)
+        if residual is not None:
+            y = y + residual
+        return y.astype(dtype, copy=False)
+    y = backend.empty((len(a.bits), len(b.bits)), dtype, like=a.bits)
+    fused: dict[str, Array] = {}
+    if residual is not None and residual.dtype == dtype:
+        fused["residual"], residual = contiguous(residual), None
+    if bias is not None and dtype != float32:
+        fused["bias"], bias = contiguous(bias.astype(dtype, copy=False)), None
+    matmul_fp8.multiply(y, a, b, fast=fast, **fused)
+    for added in (bias, residual):
+        if added is not None:
+            y += added
+    return y
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    dtype: Dtype,
+    scales: LinearScales,
+) -> Tensor:
+    """Return x W^T + b + residual in 8 bits; `linear` has checked the operands."""
+    wanted = [mode.grad_enabled and t is not None and t.requires_grad for t in (x, weight)]
+    rows, transposed, _ = quantize(
+        flat(x.data), float8_e4m3, scales.x, measures=scales.measures, columns=wanted[1],
+        reports=scales.reports,
+    )  # fmt: skip
+    operands = scales.operands
+    if operands is None:
+        w, w_transposed, _ = quantize(
+            weight.data, float8_e4m3, scales.weight, measures=scales.measures, columns=wanted[0]
+        )
+    else:
+        w, w_transposed = operands
+    added = data_of(residual)
+    added = None if added is None else flat(added)
+    assert rows is not None, "wanted"
+    assert w is not None, "wanted"
+    y = product(rows, w, dtype, data_of(bias), added)
+    y = y.reshape(*x.shape[:-1], len(w.bits))
+    kept = transposed if wanted[1] else None, w_transposed if wanted[0] else None
+    saved = (*kept, scales, x.shape)
+    inputs = (x, weight, bias, residual)
+    return record("linear", y, inputs, _linear_backward, saved, takes_gradient=True)
+
+
+def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
+    x, w, scales, shape = saved
+    dy, sums = parts_of(dy)
+    adds_up = bool(needs[2]) and sums is None
+    dx = dweight = dbias = None
+    if needs[0] or needs[1] or adds_up:
+        q, transposed, parts = quantize(
+            flat(dy), float8_e5m2, scales.dy, measures=scales.measures,
+            rows=bool(needs[0]) or adds_up, columns=bool(needs[1]), sums=adds_up,
+            reports=scales.reports,
+        )  # fmt: skip
+        dx, dweight = _products(q, transposed, x, w, dy.dtype, needs)
+        sums = parts if sums is None else sums
+    if needs[2]:
+        dbias = _bias_gradient(sums, needs[2])
+    return None if dx is None else dx.reshape(shape), dweight, dbias, dy
+
+
+def _products(
+    dy: Operand | None,
+    transposed: Operand | None,
+    x: Operand,
+    weight: Operand,
+    dtype: Dtype,
+    needs: Needs,
+) -> tuple[Array | None, Array | None]:
+    """Return dy W in a dtype and dy^T x, of operands that are transposed where they must be."""
+    dx = product(dy, weight, dtype, fast=False) if needs[0] and dy is not None else None
+    if transposed is None:
+        return dx, None
+    return dx, _weight_gradient(transposed, x, needs[1])
+
+
+def feed_forward(
+    inputs: Sequence[Tensor | None], dtype: Dtype, up: LinearScales, down: LinearScales
+) -> Tensor:
+    """Return gelu(x U^T + b) D^T + c + residual in 8 bits, on the GPU; GELU is its tanh form.
+
+    Its hidden layer is rounded from the sums of 16 bits, and never written in more than 8.
+
+    Args:
+        inputs: x, U, b, D, c and the residual, as of `ops.linear.feed_forward`.
+        dtype: of the result and of the sums before GELU, of 16 bits.
+        up, down: the scales of both layers, of earlier steps.
+    """
+    x, _, up_bias, _, down_bias, residual = inputs
+    assert x is not None, "an operand"
+    assert up.operands is not None, "scales of earlier steps"
+    assert down.operands is not None, "scales of earlier steps"
+    (u, u_transposed), (d, d_transposed) = up.operands, down.operands
+    options = {"reports": up.reports, "columns": mode.grad_enabled}
+    rows, x_transposed, _ = quantize(flat(x.data), float8_e4m3, up.x, **options)
+    assert rows is not None, "wanted"
+    before = product(rows, u, dtype, data_of(up_bias))
+    hidden, h_transposed, _ = fp8_cuda.quantize(before, float8_e4m3, down.x, gelu=True, **options)
+    assert hidden is not None, "wanted"
+    added = None if residual is None else flat(residual.data)
+    y = product(hidden, d, dtype, data_of(down_bias), added).reshape(*x.shape[:-1], len(d.bits))
+    operands = x_transposed, u_transposed, h_transposed, d_transposed
+    saved = (*operands, before, up, down, x.shape)
+    return record("feed_forward", y, inputs, _feed_forward_backward, saved, takes_gradient=True)
+
+
+def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
+    x, u, hidden, d, before, up, down, shape = saved
+    dy, sums = parts_of(dy)
+    adds_up = bool(needs[4]) and sums is None
+    q, transposed, parts = quantize(
+        flat(dy), float8_e5m2, down.dy, columns=bool(needs[3]), sums=adds_up, reports=down.reports
+    )
+    inner = any(needs[:3])
+    dhidden, ddown = _products(q, transposed, hidden, d, dy.dtype, (inner, needs[3]))
+    ddown_bias = _bias_gradient(parts if sums is None else sums, needs[4]) if needs[4] else None
+    dx = dup = dup_bias = None
+    if dhidden is not None:
+        q, transposed, parts = fp8_cuda.quantize(
+            dhidden, float8_e5m2, up.dy, gelu_of=before, columns=bool(needs[1]),
+            sums=bool(needs[2]), reports=up.reports,
+        )  # fmt: skip
+        dx, dup = _products(q, transposed, x, u, dy.dtype, needs[:2])
+        dx = None if dx is None else dx.reshape(shape)
+        dup_bias = _bias_gradient(parts, needs[2]) if needs[2] else None
+    return dx, dup, dup_bias, ddown, ddown_bias, dy
+
+
+def _bias_gradient(sums: Any, need: Any) -> Array | None:
+    """Return the sum of rows of sums; None once it is added to the gradient."""
+    if is_numpy(sums):
+        return accumulated(sums.sum(0), need)
+    return column_sums([sums], [need])[0]
+
+
+def _weight_gradient(dy: Operand, x: Operand, need: Any) -> Array | None:
+    """Return dy^T x in float32; None once the product has added it to the gradient.
+
+    Args:
+        dy: transposed, (out, N).
+        x: transposed, (C, N).
+        need: of the weight.
+    """
+    dtype = float32
+    if isinstance(need, Gradient) and need.array.dtype == bfloat16:
+        dtype = bfloat16
+    target = out_of(need, dtype)
+    if target is None or (target[1] and dtype is not float32):
+        return accumulated(product(dy, x, dtype, fast=False), need)
+    matmul_fp8.multiply(target[0], dy, x, add=target[1] == 1, fast=False)
+    return None
+
+
+def _values(operand: Operand) -> Array:
+    """Return the values of an operand on the CPU, float32."""
+    return operand.bits.view(operand.dtype).astype(float32) * operand.scale[INVERSE]
+
+
+def _quantize_numpy(
+    x: Array, dtype: Dtype, scale: Array, *, rows: bool, columns: bool, sums: bool, reports: bool
+) -> tuple[Operand | None, Operand | None, Array | None]:
+    wide, limit = upcast(x), LIMITS[dtype]
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = wide * scale[SCALE]
+        q = np.clip(scaled, -limit, limit).astype(dtype).view(np.uint8)
+    if reports:
+        _report_numpy(wide, scale)
+        scale[CLIPPED:].view(np.uint32)[...] += np.uint32((abs(scaled) > limit).sum())
+    return (
+        Operand(q, dtype, scale) if rows else None,
+        Operand(contiguous(q.T), dtype, scale) if columns else None,
+        wide.sum(0, keepdims=True) if sums else None,
+    )
+
+
+def _report_numpy(x: Array, scale: Array) -> None:
+    """Add the largest |x| to the peak; NaN is above infinity, as bits are."""
+    bits = abs(x).view(np.uint32).max() if x.size else 0
+    peak = scale[PEAK:CLIPPED].view(np.uint32)
+    peak[...] = max(int(peak[0]), int(bits))
