@@ -13,6 +13,7 @@ that of a product of the rounded operands: rounding itself counts as the identit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,12 +40,17 @@ from tensorgrad.kernels import fp8 as fp8_cuda
 from tensorgrad.kernels.fp8 import MULTIPLE, Operand
 from tensorgrad.kernels.matmul import fp8 as matmul_fp8
 from tensorgrad.ops.column_sums import column_sums
+from tensorgrad.ops.elementwise.activation import GELU_TANH
+from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat
 
 SCALE, INVERSE, PEAK, CLIPPED = 0, 1, 2, 3  # of a tensor's state, as in kernels/fp8.cuh
 LIMITS = {float8_e4m3: 448.0, float8_e5m2: 57344.0}  # the largest numbers
 _LEAST, _MOST = -126, 126  # exponents of scales
 _SOURCES = (bfloat16, float16, float32)
+
+
+_GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
 
 
 class LinearScales(NamedTuple):
@@ -111,19 +117,6 @@ def result_dtype(x: Tensor, weight: Tensor, residual: Tensor | None) -> Dtype:
     return dtypes[0] if len(set(dtypes)) == 1 else np.result_type(*dtypes)
 
 
-def fuses(x: Array, dtype: Dtype, *scales: LinearScales | None) -> bool:
-    """Whether one op does both layers of a feed-forward block: on the GPU, with scales of before.
-
-    Args:
-        x: the input.
-        dtype: of the result.
-        scales: of the layers.
-    """
-    known = all([each is not None and each.operands is not None for each in scales])
-    measures = any([each is not None and each.measures for each in scales])
-    return not is_numpy(x) and dtype.itemsize == 2 and known and not measures
-
-
 def fits(x: Array, weight: Array) -> bool:
     """Whether a product x W^T can be computed in 8 bits: lengths of multiples of 16."""
     rows = x.size // max(1, x.shape[-1])
@@ -141,8 +134,12 @@ def quantize(
     columns: bool = True,
     sums: bool = False,
     reports: bool = True,
+    gelu: bool = False,
+    gelu_of: Array | None = None,
 ) -> tuple[Operand | None, Operand | None, Array | None]:
     """Return x and its transpose in 8 bits, and sums over its rows in parts.
+
+    With `gelu` gelu(x) takes the place of x, with `gelu_of` x times the derivative of GELU there.
 
     Args:
         x: (N, C), multiples of 16, bfloat16, float16 or float32.
@@ -151,12 +148,29 @@ def quantize(
         measures: choose the scale first.
         rows, columns, sums: which results are wanted; the others are None.
         reports: whether the peak and the clipped elements are counted.
+        gelu: of 16 bits; its tanh form.
+        gelu_of: like x, of 16 bits.
     """
     x = contiguous(x)
+    wanted = {"rows": rows, "columns": columns, "sums": sums, "reports": reports}
+    if is_numpy(x):
+        x = _after_gelu(x, gelu, gelu_of)
+        if measures:
+            measure(x, dtype, scale)
+        return _quantize_numpy(x, dtype, scale, **wanted)
+    if x.data.ptr % 16:
+        x = x.copy()
     if measures:
-        measure(x, dtype, scale)
-    run = _quantize_numpy if is_numpy(x) else fp8_cuda.quantize
-    return run(x, dtype, scale, rows=rows, columns=columns, sums=sums, reports=reports)
+        measure(_after_gelu(x, gelu, gelu_of), dtype, scale)
+    return fp8_cuda.quantize(x, dtype, scale, **wanted, gelu=gelu, gelu_of=gelu_of)
+
+
+def _after_gelu(x: Array, gelu: bool, gelu_of: Array | None) -> Array:
+    """Return gelu(x), or x times the derivative of GELU; or x."""
+    if gelu:
+        y: Array = GELU_TANH(x).data
+        return y
+    return x if gelu_of is None else _GELU_BACKWARD(x, gelu_of).data
 
 
 def measure(x: Array, dtype: Dtype, scale: Array) -> None:
@@ -249,31 +263,38 @@ def linear(
 ) -> Tensor:
     """Return x W^T + b + residual in 8 bits; `linear` has checked the operands."""
     wanted = [mode.grad_enabled and t is not None and t.requires_grad for t in (x, weight)]
-    rows, transposed, _ = quantize(
+    a, a_transposed, _ = quantize(
         flat(x.data), float8_e4m3, scales.x, measures=scales.measures, columns=wanted[1],
         reports=scales.reports,
     )  # fmt: skip
-    operands = scales.operands
-    if operands is None:
-        w, w_transposed, _ = quantize(
-            weight.data, float8_e4m3, scales.weight, measures=scales.measures, columns=wanted[0]
-        )
-    else:
-        w, w_transposed = operands
-    added = data_of(residual)
-    added = None if added is None else flat(added)
-    assert rows is not None, "wanted"
-    assert w is not None, "wanted"
-    y = product(rows, w, dtype, data_of(bias), added)
-    y = y.reshape(*x.shape[:-1], len(w.bits))
-    kept = transposed if wanted[1] else None, w_transposed if wanted[0] else None
-    saved = (*kept, scales, x.shape)
+    w, w_transposed = _rounded_weight(weight.data, scales)
+    added = None if residual is None else flat(residual.data)
+    y = product(a, w, dtype, data_of(bias), added).reshape(*x.shape[:-1], len(weight.data))
+    saved = (*_kept(a_transposed), *_kept(w_transposed), scales, x.shape)
     inputs = (x, weight, bias, residual)
     return record("linear", y, inputs, _linear_backward, saved, takes_gradient=True)
 
 
+def _rounded_weight(weight: Array, scales: LinearScales) -> tuple[Operand, Operand]:
+    """Return a weight in 8 bits, and transposed."""
+    if scales.operands is not None:
+        return scales.operands
+    w, transposed, _ = quantize(weight, float8_e4m3, scales.weight, measures=scales.measures)
+    return w, transposed
+
+
+def _kept(operand: Operand | None) -> tuple[Array | None, Array | None]:
+    """Return the arrays of an operand of e4m3, as they are saved."""
+    return (None, None) if operand is None else (operand.bits, operand.scale)
+
+
+def _operands(saved: Sequence[Any]) -> list[Operand]:
+    """Return operands that are saved so."""
+    return [Operand(saved[i], float8_e4m3, saved[i + 1]) for i in range(0, len(saved), 2)]
+
+
 def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
-    x, w, scales, shape = saved
+    (x, w), (scales, shape) = _operands(saved[:4]), saved[4:]
     dy, sums = parts_of(dy)
     adds_up = bool(needs[2]) and sums is None
     dx = dweight = dbias = None
@@ -306,50 +327,47 @@ def _products(
 
 
 def feed_forward(
-    inputs: Sequence[Tensor | None], dtype: Dtype, up: LinearScales, down: LinearScales
+    inputs: Sequence[Any], dtype: Dtype, up: LinearScales, down: LinearScales
 ) -> Tensor:
-    """Return gelu(x U^T + b) D^T + c + residual in 8 bits, on the GPU; GELU is its tanh form.
+    """Return gelu(x U^T + b) D^T + c + residual in 8 bits; GELU is its tanh form.
 
-    Its hidden layer is rounded from the sums of 16 bits, and never written in more than 8.
+    The hidden layer is rounded from sums of 16 bits, and never written in more than 8.
 
     Args:
         inputs: x, U, b, D, c and the residual, as of `ops.linear.feed_forward`.
         dtype: of the result and of the sums before GELU, of 16 bits.
-        up, down: the scales of both layers, of earlier steps.
+        up, down: the scales of both layers.
     """
-    x, _, up_bias, _, down_bias, residual = inputs
-    assert x is not None, "an operand"
-    assert up.operands is not None, "scales of earlier steps"
-    assert down.operands is not None, "scales of earlier steps"
-    (u, u_transposed), (d, d_transposed) = up.operands, down.operands
-    options = {"reports": up.reports, "columns": mode.grad_enabled}
-    rows, x_transposed, _ = quantize(flat(x.data), float8_e4m3, up.x, **options)
-    assert rows is not None, "wanted"
-    before = product(rows, u, dtype, data_of(up_bias))
-    hidden, h_transposed, _ = fp8_cuda.quantize(before, float8_e4m3, down.x, gelu=True, **options)
-    assert hidden is not None, "wanted"
+    x, u, up_bias, d, down_bias, residual = inputs
+    options = {"measures": up.measures, "reports": up.reports, "columns": mode.grad_enabled}
+    a, a_transposed, _ = quantize(flat(x.data), float8_e4m3, up.x, **options)
+    u, u_transposed = _rounded_weight(u.data, up)
+    before = product(a, u, dtype, data_of(up_bias))
+    h, h_transposed, _ = quantize(before, float8_e4m3, down.x, gelu=True, **options)
+    d, d_transposed = _rounded_weight(d.data, down)
     added = None if residual is None else flat(residual.data)
-    y = product(hidden, d, dtype, data_of(down_bias), added).reshape(*x.shape[:-1], len(d.bits))
-    operands = x_transposed, u_transposed, h_transposed, d_transposed
-    saved = (*operands, before, up, down, x.shape)
+    y = product(h, d, dtype, data_of(down_bias), added).reshape(*x.shape[:-1], len(d.bits))
+    kept = map(_kept, (a_transposed, u_transposed, h_transposed, d_transposed))
+    saved = (*chain.from_iterable(kept), before, up, down, x.shape)
     return record("feed_forward", y, inputs, _feed_forward_backward, saved, takes_gradient=True)
 
 
 def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
-    x, u, hidden, d, before, up, down, shape = saved
+    (x, u, hidden, d), (before, up, down, shape) = _operands(saved[:8]), saved[8:]
     dy, sums = parts_of(dy)
     adds_up = bool(needs[4]) and sums is None
+    options = {"measures": down.measures, "reports": down.reports}
     q, transposed, parts = quantize(
-        flat(dy), float8_e5m2, down.dy, columns=bool(needs[3]), sums=adds_up, reports=down.reports
+        flat(dy), float8_e5m2, down.dy, columns=bool(needs[3]), sums=adds_up, **options
     )
     inner = any(needs[:3])
     dhidden, ddown = _products(q, transposed, hidden, d, dy.dtype, (inner, needs[3]))
     ddown_bias = _bias_gradient(parts if sums is None else sums, needs[4]) if needs[4] else None
     dx = dup = dup_bias = None
     if dhidden is not None:
-        q, transposed, parts = fp8_cuda.quantize(
+        q, transposed, parts = quantize(
             dhidden, float8_e5m2, up.dy, gelu_of=before, columns=bool(needs[1]),
-            sums=bool(needs[2]), reports=up.reports,
+            sums=bool(needs[2]), **options,
         )  # fmt: skip
         dx, dup = _products(q, transposed, x, u, dy.dtype, needs[:2])
         dx = None if dx is None else dx.reshape(shape)

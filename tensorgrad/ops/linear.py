@@ -304,7 +304,7 @@ def feed_forward(
     scales = [fp8.scales_of("feed_forward", x, weight) for weight in (up, down)]
     if any(scales):
         dtype = fp8.result_dtype(x, up, residual)
-        if approximate == "tanh" and fp8.fuses(x.data, dtype, *scales):
+        if approximate == "tanh" and all(scales) and dtype.itemsize == 2:
             given = x, up, up_bias, down, down_bias, residual
             return fp8.feed_forward(given, dtype, *scales)
         hidden = gelu(linear(x, up, up_bias), approximate=approximate)
