@@ -70,7 +70,8 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
                                      unsigned char* __restrict__ transposed,
                                      float* __restrict__ sums, Fp8Scale* state, bool reports,
                                      const T* __restrict__ x, const T* __restrict__ beside,
-                                     int height, int width, int tile_row, int tile_column) {
+                                     int height, int width, int pitch, int tile_row,
+                                     int tile_column) {
     __shared__ unsigned words[IN_COLUMNS ? COLUMNS * WORDS : 1];
     __shared__ float warp_sums[SUMS ? 4 : 1][SUMS ? COLUMNS : 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -156,7 +157,7 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
         for (int i = 0; i < COLUMNS / 8; ++i) {
             const int c = warp * (COLUMNS / 8) + i, to = tile_column * COLUMNS + c;
             if (first < height && to < width)
-                *reinterpret_cast<unsigned*>(transposed + to * (long long)height + first) =
+                *reinterpret_cast<unsigned*>(transposed + to * (long long)pitch + first) =
                     words[c * WORDS + lane];
         }
     }
@@ -170,14 +171,15 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
     if (reports) meter.report(state);
 }
 
-// sums: (row tiles, width). reports: add the largest |x| and the count of clipped values.
+// sums: (row tiles, width). pitch: from one column of the transpose to the next. reports: add the largest |x| and the count of clipped values.
 template <typename T, Format FORMAT, Before BEFORE, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
 __global__ void __launch_bounds__(THREADS)
 fp8_quantize(unsigned char* __restrict__ q, unsigned char* __restrict__ transposed,
              float* __restrict__ sums, Fp8Scale* state, const T* __restrict__ x,
-             const T* __restrict__ beside, int height, int width, bool reports) {
+             const T* __restrict__ beside, int height, int width, int pitch, bool reports) {
     quantize_tile<T, FORMAT, BEFORE, IN_ROWS, IN_COLUMNS, SUMS>(
-        q, transposed, sums, state, reports, x, beside, height, width, blockIdx.y, blockIdx.x);
+        q, transposed, sums, state, reports, x, beside, height, width, pitch, blockIdx.y,
+        blockIdx.x);
 }
 
 // matrices: in the order of their tiles, which lie in rows.
@@ -193,7 +195,7 @@ fp8_quantize_matrices(const Fp8Matrix* __restrict__ matrices, int count) {
     const int across = (m.width + COLUMNS - 1) / COLUMNS, tile = blockIdx.x - m.first_tile;
     quantize_tile<T, E4M3, PLAIN, true, true, false>(
         m.rows, m.columns, nullptr, m.scale, true, static_cast<const T*>(m.x), nullptr, m.height,
-        m.width, tile / across, tile % across);
+        m.width, m.height, tile / across, tile % across);
 }
 
 template <typename T>

@@ -78,7 +78,8 @@ def quantize(
     flags = ", ".join("true" if flag else "false" for flag in (rows, columns, sums))
     kernel = load(_FILE, f"fp8_quantize<{c_name(x.dtype)}, {_format(dtype)}, {before}, {flags}>")
     arguments = (pointer(q), pointer(transposed), pointer(parts), scale, x, pointer(gelu_of))
-    numbers = number("i4", height), number("i4", width), number("?", reports)
+    sizes = height, width, height
+    numbers = (*(number("i4", size) for size in sizes), number("?", reports))
     kernel(grid, (_THREADS,), (*arguments, *numbers))
     return (
         None if q is None else Operand(q, dtype, scale),
