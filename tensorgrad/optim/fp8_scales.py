@@ -15,12 +15,15 @@ from tensorgrad.core.errors import CheckpointError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import latest_version
 from tensorgrad.core.tensor import Tensor
+from tensorgrad.io.display import call_text
 from tensorgrad.kernels import fp8 as fp8_cuda
 from tensorgrad.kernels.fp8 import MULTIPLE, Operand
 from tensorgrad.ops.fp8 import (
     CLIPPED,
+    INVERSE,
     LIMITS,
     PEAK,
+    SCALE,
     LinearScales,
     measure,
     new_scales,
@@ -28,18 +31,23 @@ from tensorgrad.ops.fp8 import (
     update_scales,
 )
 from tensorgrad.optim.flat import NamedParameters, in_blocks
+from tensorgrad.optim.scaler import LossScaler
 
 Layers = Callable[[str, Tensor], bool]
 _FORMATS = (float8_e4m3, float8_e4m3, float8_e5m2)  # of x, weight and dy
 
 
-class Fp8Scales:
+class Fp8Scales(LossScaler):
     """The scales of the linear layers of a model, chosen from the peaks of earlier steps.
 
     Each layer has three: of its input, its weight and the gradient of its output. A step reports
     the largest magnitudes that it has rounded, and `update` chooses the scales of the next step
     from those of the last `history` steps, so that no tensor is read twice. The first step measures
     each tensor before it is rounded.
+
+    It takes the place of a loss scaler: given to `Optimizer.step`, it skips a step in which a
+    tensor held NaN or infinity, which 8 bits would hide, and is updated there. The loss is not
+    scaled.
 
     All state is on the device of the weights, and the host never waits for it.
 
@@ -61,7 +69,7 @@ class Fp8Scales:
         >>> scales = tg.optim.Fp8Scales(layer.named_parameters(), lambda name, parameter: True)
         >>> with tg.autocast("fp8", scales=scales):
         ...     layer(tg.ones((16, 16))).sum().backward()
-        >>> scales.update()
+        >>> scales.update()  # or optimizer.step(scaler=scales)
         >>> scales.names
         ('weight',)
     """
@@ -116,46 +124,91 @@ class Fp8Scales:
             *self._states[place], not self.updates, mode.grad_enabled, self._operands[place]
         )
 
-    def update(self) -> None:
-        """Choose the scales of the next step, after the backward pass of this one."""
-        if self._weights:
+    def __repr__(self) -> str:
+        return call_text(self, layers=len(self.names), history=len(self._history))
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss as it is."""
+        return loss
+
+    def scale_on(self, like: Array) -> Array:
+        """Return 1, or NaN where a tensor of this step held NaN or infinity; 0-d float64."""
+        with np.errstate(invalid="ignore"):
+            zero = (self._scales[:, PEAK] * 0).sum(dtype=np.float64)
+        return backend.asarray_like(zero + 1, self._scales)
+
+    def update(self, factor: Array | None = None) -> None:
+        """Choose the scales of the next step, after the backward pass of this one.
+
+        Args:
+            factor: of the optimizer, which does not count.
+        """
+        if self.names:
             update_scales(self._scales, self._history, self._turn, self._limits)
         self.updates += 1
 
+    def reduce(self, largest: Callable[[Array], None]) -> None:
+        """Let the scales of ranks that share a batch follow the peaks of all of them.
+
+        Args:
+            largest: replaces an int32 array by its largest elements over the ranks, in place.
+        """
+        peaks = self._scales[:, PEAK].copy().view(np.int32)  # in the order of the numbers
+        largest(peaks)
+        self._scales[:, PEAK] = peaks.view(np.float32)
+
     def clipped(self) -> dict[str, tuple[int, int, int]]:
         """Return how many elements of x, weight and dy were beyond the format so far, by weight."""
-        counts = backend.to_numpy(self._scales)[:, CLIPPED].copy().view(np.uint32).reshape(-1, 3)
-        return {
-            name: (int(x), int(weight), int(dy))
-            for name, (x, weight, dy) in zip(self.names, counts, strict=True)
-        }
+        counts = self._counts(backend.to_numpy(self._scales))
+        return {name: tuple(counts[3 * i : 3 * i + 3]) for i, name in enumerate(self.names)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: arrays "scales", "history" and "turn"."""
+        """Return the numbers of updates and the scales, clipped elements and peaks, by weight."""
+        scales, history = (backend.to_numpy(array) for array in (self._scales, self._history))
+        own = [scales[:, SCALE].tolist(), self._counts(scales), history.T.tolist()]
         return {
-            "scales": backend.to_numpy(self._scales).copy(),
-            "history": backend.to_numpy(self._history).copy(),
-            "turn": backend.to_numpy(self._turn).copy(),
+            "updates": int(backend.to_numpy(self._turn)[0]),
+            "layers": {
+                name: [values[3 * i : 3 * i + 3] for values in own]
+                for i, name in enumerate(self.names)
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from `state_dict`; nothing changes on an error.
 
         Raises:
-            CheckpointError: an entry is missing, or of another shape or dtype.
+            CheckpointError: it is of other layers, or of another history.
         """
-        arrays = {"scales": self._scales, "history": self._history, "turn": self._turn}
-        for name, array in arrays.items():
-            value = state.get(name) if isinstance(state, Mapping) else None
-            shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-            if shape != array.shape or dtype != array.dtype:
-                raise CheckpointError(
-                    f"Fp8Scales.load_state_dict: {name} has shape {shape} and dtype {dtype}, "
-                    f"expected {array.shape} and {array.dtype}"
-                )
-        for name, array in arrays.items():
-            array[...] = backend.asarray_like(state[name], array)
-        self.updates = int(state["turn"][0])
+        scales, history = np.zeros(self._scales.shape, np.float32), np.zeros(self._history.shape)
+        try:
+            updates = int(state["updates"])
+            layers = dict(state["layers"])
+            if tuple(layers) != self.names:
+                raise ValueError(f"layers {', '.join(layers)}")
+            for i, (scale, clipped, peaks) in enumerate(layers.values()):
+                own = slice(3 * i, 3 * i + 3)
+                scales[own, SCALE] = scale
+                scales[own, CLIPPED] = np.array(clipped, np.uint32).view(np.float32)
+                history[:, own] = np.array(peaks).T
+            if not (np.isfinite(scales[:, SCALE]) & (scales[:, SCALE] > 0)).all() or updates < 0:
+                raise ValueError("a scale that is no power of two")
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            raise CheckpointError(
+                f"Fp8Scales.load_state_dict: got {error!s:.200}, expected the scales and "
+                f"{len(self._history)} peaks of {len(self.names)} layers"
+            ) from error
+        scales[:, INVERSE] = 1 / scales[:, SCALE]
+        self._scales[...] = backend.asarray_like(scales, self._scales)
+        self._history[...] = backend.asarray_like(history.astype(np.float32), self._history)
+        self._turn[...] = updates
+        self.updates = updates
+
+    @staticmethod
+    def _counts(scales: Any) -> list[int]:
+        """Return the numbers of clipped elements in a state on the CPU."""
+        counts: list[int] = scales[:, CLIPPED].copy().view(np.uint32).tolist()
+        return counts
 
     def _round_weights(self) -> None:
         """Write all weights in 8 bits, and transposed, with their scales."""
