@@ -15,9 +15,9 @@ from tensorgrad.core.errors import DtypeError
 
 __all__ = [
     "ALL", "COMPLEX", "FLOATS", "INTEGERS", "SCALARS", "Dtype", "DtypeLike", "as_dtype", "bfloat16",
-    "bool_", "c_name", "complex64", "complex128", "compute_dtype", "float8_e4m3", "float8_e5m2",
-    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "is_complex", "is_float",
-    "uint8", "uint16", "uint32", "uint64",
+    "bool_", "c_name", "complex64", "complex128", "compute_dtype", "float16", "float32", "float64",
+    "int8", "int16", "int32", "int64", "is_complex", "is_float", "uint8", "uint16", "uint32",
+    "uint64",
 ]  # fmt: skip
 
 Dtype = np.dtype
@@ -27,8 +27,6 @@ float64 = np.dtype("float64")
 float32 = np.dtype("float32")
 float16 = np.dtype("float16")
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
-float8_e4m3 = np.dtype(ml_dtypes.float8_e4m3fn)  # operands of products alone: ops/fp8.py
-float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
 int64 = np.dtype("int64")
 int32 = np.dtype("int32")
 int16 = np.dtype("int16")

@@ -26,17 +26,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tensorgrad.core import backend
-from tensorgrad.core.dtypes import (
-    Dtype,
-    bfloat16,
-    float8_e4m3,
-    float8_e5m2,
-    float16,
-    float32,
-    float64,
-)
+from tensorgrad.core.dtypes import Dtype, bfloat16, float16, float32, float64
 from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels.device import capability, sm_count
+from tensorgrad.kernels.fp8 import float8_e4m3, float8_e5m2
 
 # From library_types.h and cublasLt.h
 _TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14, float8_e4m3: 28, float8_e5m2: 29}

@@ -1,6 +1,6 @@
 // Values of 16 or 32 bits to numbers of 8 (see fp8.cuh), as operands of matrix products. Hopper's
-// take the terms of a sum side by side, so the operands of gradients are transposed copies: both are
-// written in one pass.
+// take the terms of a sum side by side, so the operands of gradients are transposed copies: both
+// are written in one pass.
 //
 //   fp8_quantize           q = round(x scale) in rows, its transpose, or both; the largest |x|; and
 //                          sums over the rows of x, in parts, which are the gradient of a bias.
@@ -23,7 +23,8 @@
 // are a word of the transpose. Words go through shared memory, so that 128 rows of a column are
 // written side by side.
 //
-// Phases: load; GELU or its derivative; sums over rows; round, store the rows; store the columns; report the largest.
+// Phases: load; GELU or its derivative; sums over rows; round, store the rows; store the columns;
+// report the largest.
 //
 // arch: sm_90a
 // where: T = float | __half | __nv_bfloat16
@@ -171,7 +172,8 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
     if (reports) meter.report(state);
 }
 
-// sums: (row tiles, width). pitch: from one column of the transpose to the next. reports: add the largest |x| and the count of clipped values.
+// sums: (row tiles, width). pitch: from one column of the transpose to the next. reports: add the
+// largest |x| and the count of clipped values.
 template <typename T, Format FORMAT, Before BEFORE, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
 __global__ void __launch_bounds__(THREADS)
 fp8_quantize(unsigned char* __restrict__ q, unsigned char* __restrict__ transposed,

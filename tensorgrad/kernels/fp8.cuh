@@ -12,7 +12,7 @@ template <Format FORMAT> constexpr float LARGEST = FORMAT == E4M3 ? 448.f : 5734
 // beyond the format becomes its largest number.
 struct Fp8Scale {
     float scale, inverse;   // inverse = 1 / scale, a factor of products
-    unsigned largest;       // bits of the largest |value| since the last update; beyond infinity: NaN
+    unsigned largest;       // bits of the largest |value| since the last update, or of NaN
     unsigned clipped;       // how many values lay beyond the format
 };
 

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from operator import is_
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.dtypes import Dtype, c_name, float8_e4m3, float32
+from tensorgrad.core.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.device import capability, sm_count
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import Fp8Matrix, address, number, pointer
 
+float8_e4m3 = np.dtype(ml_dtypes.float8_e4m3fn)  # 4 bits of exponent, 3 of mantissa
+float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
 MULTIPLE = 16  # of the lengths of operands, in elements
 _FILE = "fp8.cu"
 _ROWS, _COLUMNS, _THREADS = 128, 64, 256  # of a block: the kernels' constants

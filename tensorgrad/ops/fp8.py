@@ -21,7 +21,7 @@ import numpy as np
 from tensorgrad.amp import FP8
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, contiguous, is_numpy, upcast
-from tensorgrad.core.dtypes import Dtype, bfloat16, float8_e4m3, float8_e5m2, float16, float32
+from tensorgrad.core.dtypes import Dtype, bfloat16, float16, float32
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.gradient import (
     Gradient,
@@ -37,7 +37,7 @@ from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import fp8 as fp8_cuda
-from tensorgrad.kernels.fp8 import MULTIPLE, Operand
+from tensorgrad.kernels.fp8 import MULTIPLE, Operand, float8_e4m3, float8_e5m2
 from tensorgrad.kernels.matmul import fp8 as matmul_fp8
 from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.elementwise.activation import GELU_TANH

@@ -10,14 +10,13 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, is_numpy
 from tensorgrad.core.checks import check_integer
-from tensorgrad.core.dtypes import float8_e4m3, float8_e5m2
 from tensorgrad.core.errors import CheckpointError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import latest_version
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.io.display import call_text
 from tensorgrad.kernels import fp8 as fp8_cuda
-from tensorgrad.kernels.fp8 import MULTIPLE, Operand
+from tensorgrad.kernels.fp8 import MULTIPLE, Operand, float8_e4m3, float8_e5m2
 from tensorgrad.ops.fp8 import (
     CLIPPED,
     INVERSE,

@@ -11,8 +11,9 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, autocast, no_grad
 from tensorgrad.core import backend
-from tensorgrad.dtypes import bfloat16, float8_e4m3, float8_e5m2
+from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, GradError
+from tensorgrad.kernels.fp8 import float8_e4m3, float8_e5m2
 from tensorgrad.ops import fp8
 
 FORMATS = {
