@@ -275,6 +275,14 @@ def linear(
     return record("linear", y, inputs, _linear_backward, saved, takes_gradient=True)
 
 
+def operands_of(x: Array, weight: Array, scales: LinearScales) -> tuple[Operand, Operand]:
+    """Return the operands of a product x W^T alone, of x (N, C) and W (out, C)."""
+    options = {"measures": scales.measures, "reports": scales.reports}
+    a, _, _ = quantize(x, float8_e4m3, scales.x, columns=False, **options)
+    assert a is not None, "wanted"
+    return a, _rounded_weight(weight, scales)[0]
+
+
 def _rounded_weight(weight: Array, scales: LinearScales) -> tuple[Operand, Operand]:
     """Return a weight in 8 bits, and transposed."""
     if scales.operands is not None:

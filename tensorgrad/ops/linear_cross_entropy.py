@@ -38,6 +38,8 @@ from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
+from tensorgrad.kernels.fp8 import MULTIPLE
+from tensorgrad.ops import fp8
 from tensorgrad.ops.cross_entropy import (
     Reduction,
     counted_targets,
@@ -115,6 +117,7 @@ def linear_cross_entropy(
         ignore_index, label_smoothing, reduction, z_loss, vocab_size, chunk,
     )  # fmt: skip
     check_between(op, "label_smoothing", label_smoothing, 0, 1)
+    scales = fp8.scales_of(op, x, weight)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     rows = len(weight.data)
@@ -137,7 +140,9 @@ def linear_cross_entropy(
             count = cross_entropy_cuda.count_targets(ids, options)
     count = count if reduction == "mean" else None
     kernel = product_kernel(*arrays[:2])
-    loss_of = _ChunkedLoss(*arrays, ids, counted, options, reduction, classes, chunk, kernel)
+    scales = scales if chunk % MULTIPLE == 0 else None
+    settings = options, reduction, classes, chunk, kernel, scales
+    loss_of = _ChunkedLoss(*arrays, ids, counted, *settings)
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
     # In forward mode mostly the tangent alone is differentiated.
     early = reduction != "none" and any(wants) and mode.forward is None
@@ -175,6 +180,7 @@ class _ChunkedLoss(NamedTuple):
     classes: int
     chunk: int
     kernel: str | None  # kernel of the products
+    scales: fp8.LinearScales | None  # where logits are computed in 8 bits
 
     @property
     def dtype(self) -> Dtype:
@@ -199,9 +205,14 @@ class _ChunkedLoss(NamedTuple):
         if needs[1] and dweight is None:
             dweight = backend.empty(weight.shape, wide, like=x)
         dbias = backend.empty(bias.shape, wide, like=x) if bias is not None and needs[2] else None
+        rounded = None if self.scales is None else fp8.operands_of(x, self.weight, self.scales)
         for start in range(0, len(x), self.chunk):
             piece = slice(start, start + self.chunk)
-            logits = product(x[piece], weight.T, working if bias is None else wide, kernel)
+            target = working if bias is None else wide
+            if rounded is None:
+                logits = product(x[piece], weight.T, target, kernel)
+            else:
+                logits = fp8.product(rounded[0].part(piece), rounded[1], target)
             if bias is not None:
                 logits += bias
                 logits = logits.astype(working, copy=False)

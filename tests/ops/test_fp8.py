@@ -194,6 +194,24 @@ def test_autocast_multiplies_in_8_bits_where_lengths_allow(device: str) -> None:
     assert not y.requires_grad
 
 
+def test_logits_of_8_bits(device: str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((96, 64), (48, 64))]
+    targets = backend.to_device(rng.integers(0, 48, 96), device)
+    found = []
+    for precision in ("bfloat16", "fp8"):
+        x, w = (Tensor(backend.to_device(array, device), True) for array in arrays)
+        with autocast(precision):
+            loss = tg.linear_cross_entropy(x, w, targets, chunk=32)
+        loss.backward()
+        found.append([loss.item(), *(backend.to_numpy(t.grad) for t in (x, w))])
+    (plain, *gradients), (narrow, *narrow_gradients) = found
+    assert narrow == pytest.approx(plain, rel=0.01)
+    assert narrow != plain
+    for one, other in zip(gradients, narrow_gradients, strict=True):
+        assert 0.01 < np.linalg.norm(one - other) / np.linalg.norm(one) < 0.1
+
+
 def test_what_8_bits_cannot_do_is_said(device: str) -> None:
     x, w, v = (
         Tensor(backend.to_device(np.ones(shape, np.float32), device))
