@@ -139,16 +139,12 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
     if constexpr (IN_COLUMNS) {
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const unsigned a = rounded[0][half], b = rounded[1][half], c = rounded[2][half],
-                           d = rounded[3][half];
-            const unsigned ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140),
-                           ab_high = __byte_perm(a, b, 0x7362),
-                           cd_high = __byte_perm(c, d, 0x7362);
-            unsigned* to = words + (column_here + half * 4) * WORDS + row_here / 4;
-            to[0] = __byte_perm(ab, cd, 0x5410);
-            to[WORDS] = __byte_perm(ab, cd, 0x7632);
-            to[2 * WORDS] = __byte_perm(ab_high, cd_high, 0x5410);
-            to[3 * WORDS] = __byte_perm(ab_high, cd_high, 0x7632);
+            unsigned across[4];
+            transpose_bytes(across, rounded[0][half], rounded[1][half], rounded[2][half],
+                            rounded[3][half]);
+            #pragma unroll
+            for (int c = 0; c < 4; ++c)
+                words[(column_here + half * 4 + c) * WORDS + row_here / 4] = across[c];
         }
     }
     if (IN_COLUMNS || SUMS) __syncthreads();

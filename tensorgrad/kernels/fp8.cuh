@@ -30,6 +30,17 @@ template <Format FORMAT> __device__ inline unsigned round_to_fp8(const float (&x
     return low | unsigned(high) << 16;
 }
 
+// The transpose of four rows of four bytes.
+__device__ inline void transpose_bytes(unsigned (&columns)[4], unsigned a, unsigned b, unsigned c,
+                                       unsigned d) {
+    const unsigned ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140),
+                   ab_high = __byte_perm(a, b, 0x7362), cd_high = __byte_perm(c, d, 0x7362);
+    columns[0] = __byte_perm(ab, cd, 0x5410);
+    columns[1] = __byte_perm(ab, cd, 0x7632);
+    columns[2] = __byte_perm(ab_high, cd_high, 0x5410);
+    columns[3] = __byte_perm(ab_high, cd_high, 0x7632);
+}
+
 // What a thread has seen of a tensor. The bits of |x| compare as |x| does, and those of NaN are
 // above infinity's, so an integer maximum is exact in any order.
 struct Fp8Meter {
@@ -37,7 +48,16 @@ struct Fp8Meter {
 
     __device__ void see(float x) { largest = max(largest, __float_as_uint(fabsf(x))); }
 
-    // Add to the tensor's state, by all threads of a block.
+    // Add to the tensor's state, by all lanes of a warp.
+    __device__ void report_warp(Fp8Scale* state) {
+        largest = __reduce_max_sync(0xffffffff, largest);
+        clipped = __reduce_add_sync(0xffffffff, clipped);
+        if (threadIdx.x % 32 > 0) return;
+        if (largest > *const_cast<volatile unsigned*>(&state->largest))
+            atomicMax(&state->largest, largest);
+        if (clipped) atomicAdd(&state->clipped, clipped);
+    }
+    // The same by all threads of a block.
     __device__ void report(Fp8Scale* state) {
         __shared__ unsigned partials[2][32];
         largest = __reduce_max_sync(0xffffffff, largest);
@@ -49,11 +69,8 @@ struct Fp8Meter {
         }
         __syncthreads();
         if (warp > 0) return;
-        largest = __reduce_max_sync(0xffffffff, lane < warps ? partials[0][lane] : 0);
-        clipped = __reduce_add_sync(0xffffffff, lane < warps ? partials[1][lane] : 0);
-        if (lane > 0) return;
-        if (largest > *const_cast<volatile unsigned*>(&state->largest))
-            atomicMax(&state->largest, largest);
-        if (clipped) atomicAdd(&state->clipped, clipped);
+        largest = lane < warps ? partials[0][lane] : 0;
+        clipped = lane < warps ? partials[1][lane] : 0;
+        report_warp(state);
     }
 };

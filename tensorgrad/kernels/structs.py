@@ -217,6 +217,16 @@ class Fp8Matrix(Struct):
     )
 
 
+class RoundedResult(Struct):
+    """Where the result of a product goes in 8 bits, and the scales of it and of the operands."""
+
+    sources = ("matmul/fp8_sm90.cu",)
+    _fields_ = (
+        *_fields(c_void_p, "rows columns scale left right"),
+        *_fields(c_int, "pitch reports"),
+    )
+
+
 class PartialSums(Struct):
     """Several sums of rows."""
 

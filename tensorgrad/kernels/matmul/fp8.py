@@ -1,6 +1,7 @@
-"""Matrix products of operands of 8 bits on Hopper, by cuBLASLt.
+"""Matrix products of operands of 8 bits on Hopper, by cuBLASLt or matmul/fp8_sm90.cu.
 
-Its tensor cores take the terms of a sum side by side: operands (M, K) and (N, K), y = a b^T.
+Its tensor cores take the terms of a sum side by side: operands (M, K) and (N, K), y = a b^T. The
+kernels of fp8_sm90.cu round y to 8 bits too, after GELU or times its derivative.
 """
 
 from __future__ import annotations
@@ -9,13 +10,23 @@ from functools import cache
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.dtypes import Dtype
+from tensorgrad.core.dtypes import Dtype, float32
 from tensorgrad.kernels import cublaslt
+from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.cublaslt import CublasProduct, Matrix
-from tensorgrad.kernels.fp8 import Operand
-from tensorgrad.kernels.structs import address
+from tensorgrad.kernels.device import sm_count
+from tensorgrad.kernels.fp8 import Operand, float8_e4m3, float8_e5m2
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.matmul.sm90 import derivative_for
+from tensorgrad.kernels.structs import MatmulSm90Arguments, RoundedResult, address, by_value
+from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 
 _INVERSE = 4  # bytes from the beginning of a scale to its inverse
+_FILE = "matmul/fp8_sm90.cu"
+_SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
+_THREADS, _EPILOGUE_WARPS = 512, 7  # the kernels' constants, as the next ones
+_ROWS, _COLUMNS, _CLUSTER, _STEP = 128, 192, 2, 64  # of a block's tile; pairs of terms in a stage
+_BAND = 8  # rows of tiles, in clusters, before the next column of them
 
 
 def multiply(
@@ -99,3 +110,72 @@ def described(
         Matrix(result, columns, rows, columns, 1, 0),
         True, False, alignment, bias, "", fast=fast,
     )  # fmt: skip
+
+
+def rounded_gelu(
+    a: Operand, b: Operand, bias: Array | None, scale: Array, reports: bool = True
+) -> tuple[Operand, Operand, Array]:
+    """Return gelu(a b^T + bias) in e4m3, its transpose, and the derivative of GELU there.
+
+    Args:
+        a, b: (M, K) and (N, K), of e4m3.
+        bias: (N,), bfloat16 or float32, C order.
+        scale: of the result.
+        reports: whether its largest magnitude and the number of clipped elements are counted.
+
+    Returns:
+        Operands (M, N) and (N, M); and the derivative as of `sm90.derivative_for`.
+    """
+    derivative = derivative_for(len(a.bits), len(b.bits), a.bits)
+    rows, columns = _round("GELU8", a, b, float8_e4m3, scale, reports, bias, derivative, None)
+    return rows, columns, derivative
+
+
+def rounded_scaled(
+    a: Operand, b: Operand, derivative: Array, scale: Array, reports: bool = True
+) -> tuple[Operand, Operand, Array]:
+    """Return (a b^T) times the derivative of GELU in e5m2, its transpose, and sums over its rows.
+
+    Args:
+        a, b: (M, K) and (N, K), of e5m2 and e4m3.
+        derivative: from `rounded_gelu`, of (M, N).
+        scale, reports: as there.
+
+    Returns:
+        Operands (M, N) and (N, M); and (parts, N), float32, whose rows add up to the sums.
+    """
+    parts = -(-len(a.bits) // _ROWS) * _EPILOGUE_WARPS
+    sums = backend.empty((parts, len(b.bits)), float32, like=a.bits)
+    rows, columns = _round("SCALED8", a, b, float8_e5m2, scale, reports, None, derivative, sums)
+    return rows, columns, sums
+
+
+def _round(
+    epilogue: str, a: Operand, b: Operand, dtype: Dtype, scale: Array, reports: bool,
+    bias: Array | None, derivative: Array, sums: Array | None,
+) -> tuple[Operand, Operand]:  # fmt: skip
+    """Launch a product whose result is rounded to 8 bits; return it and its transpose."""
+    (rows, width), columns, x = a.bits.shape, len(b.bits), a.bits
+    y, transposed = (
+        backend.empty(shape, x.dtype, like=x) for shape in ((rows, columns), (columns, rows))
+    )
+    tile_rows, device = -(-rows // (_ROWS * _CLUSTER)), x.device.id
+    clusters = min(tile_rows * -(-columns // _COLUMNS), sm_count(device) // _CLUSTER)
+    sizes = MatmulSm90Arguments(
+        address(bias), 0, address(derivative), address(sums), rows, columns, width // 2, 1, 0, 0,
+        _BAND, 0, bias is not None and bias.dtype == float32, False, False,
+    )  # fmt: skip
+    factors = a.scale.data.ptr + _INVERSE, b.scale.data.ptr + _INVERSE
+    result = RoundedResult(*map(address, (y, transposed, scale)), *factors, rows, reports)
+    maps = _map(a.bits, _ROWS), _map(b.bits, _COLUMNS // _CLUSTER)
+    kernel = load(_FILE, f"matmul_fp8<__nv_bfloat16, {epilogue}>")
+    arguments = (*maps, by_value(sizes), by_value(result), counter(x))
+    kernel((clusters * _CLUSTER,), (_THREADS,), arguments, _SHARED)
+    return Operand(y, dtype, scale), Operand(transposed, dtype, scale)
+
+
+def _map(bits: Array, rows: int) -> TensorMap:
+    """Return the tensor map for boxes of some rows of 128 terms, two of which move as one of 16."""
+    length, terms = bits.shape
+    shape, strides = (1, 1, length, terms // 2), (0, 0, terms, 2)
+    return map_memory(bits.data.ptr, 2, shape, strides, (1, 1, rows, _STEP))
