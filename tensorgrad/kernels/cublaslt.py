@@ -197,6 +197,9 @@ def proposals(product: CublasProduct, device: int) -> list[Proposal]:
     _set(operation, _EPILOGUE, c_int32(epilogue or _DEFAULT))
     if product.bias:
         _set(operation, _BIAS_TYPE, c_int32(_TYPES[product.bias]))
+    if product.a.dtype.itemsize == 1:  # the proposals are for operands with factors, or without
+        for factor in (_A_FACTOR, _B_FACTOR):
+            _set(operation, factor, c_void_p(_one(device).data.ptr))
     if product.fast:
         _set(operation, _FAST, c_int8(1))
     if epilogue & _AUXILIARY:
@@ -323,6 +326,12 @@ def _handle(device: int) -> c_void_p:
     handle = c_void_p()
     _check(_library().cublasLtCreate(byref(handle)), f"cublasLtCreate on GPU {device}")
     return handle
+
+
+@cache
+def _one(device: int) -> Any:
+    """Return 1 on a device, float32."""
+    return backend.cupy.ones(1, float32)
 
 
 @cache

@@ -11,7 +11,7 @@ template <Format FORMAT> constexpr float LARGEST = FORMAT == E4M3 ? 448.f : 5734
 // Of one tensor. Its numbers of 8 bits are the values times `scale`, a power of two, and what lies
 // beyond the format becomes its largest number.
 struct Fp8Scale {
-    float scale, inverse;   // inverse = 1 / scale, a factor of products
+    float inverse, scale;   // inverse = 1 / scale, a factor of products
     unsigned largest;       // bits of the largest |value| since the last update, or of NaN
     unsigned clipped;       // how many values lay beyond the format
 };

@@ -30,7 +30,7 @@ class Operand(NamedTuple):
     Attributes:
         bits: (length, terms), uint8, C order.
         dtype: float8_e4m3 or float8_e5m2, of which `bits` are the bits.
-        scale: (4,), float32: the scale, its inverse, and bits of counts; see fp8.cuh.
+        scale: (4,), float32: the inverse of the scale, the scale, and counts; see fp8.cuh.
     """
 
     bits: Array

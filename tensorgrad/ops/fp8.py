@@ -44,7 +44,7 @@ from tensorgrad.ops.elementwise.activation import GELU_TANH
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat
 
-SCALE, INVERSE, PEAK, CLIPPED = 0, 1, 2, 3  # of a tensor's state, as in kernels/fp8.cuh
+INVERSE, SCALE, PEAK, CLIPPED = 0, 1, 2, 3  # of a tensor's state, as in kernels/fp8.cuh
 LIMITS = {float8_e4m3: 448.0, float8_e5m2: 57344.0}  # the largest numbers
 _LEAST, _MOST = -126, 126  # exponents of scales
 _SOURCES = (bfloat16, float16, float32)
@@ -54,7 +54,7 @@ _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
 
 
 class LinearScales(NamedTuple):
-    """The scales of one linear layer, each (4,) float32: scale, inverse, peak, clipped.
+    """The scales of one linear layer, each (4,) float32: inverse, scale, peak, clipped.
 
     The peak is the largest magnitude since the scale was chosen, and clipped the number of elements
     that were beyond the format; these two are uint32 bits, the peak's those of a float32.

@@ -21,7 +21,6 @@ from tensorgrad.kernels.matmul.sm90 import derivative_for
 from tensorgrad.kernels.structs import MatmulSm90Arguments, RoundedResult, address, by_value
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 
-_INVERSE = 4  # bytes from the beginning of a scale to its inverse
 _FILE = "matmul/fp8_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _THREADS, _EPILOGUE_WARPS = 512, 7  # the kernels' constants, as the next ones
@@ -62,7 +61,7 @@ def multiply(
     cublaslt.run(
         plan, b.bits.data.ptr, a.bits.data.ptr,
         to if residual is None else residual.data.ptr, to, add or residual is not None,
-        address(bias), 0, (b.scale.data.ptr + _INVERSE, a.scale.data.ptr + _INVERSE),
+        address(bias), 0, (b.scale.data.ptr, a.scale.data.ptr),
     )  # fmt: skip
 
 
@@ -165,7 +164,7 @@ def _round(
         address(bias), 0, address(derivative), address(sums), rows, columns, width // 2, 1, 0, 0,
         _BAND, 0, bias is not None and bias.dtype == float32, False, False,
     )  # fmt: skip
-    factors = a.scale.data.ptr + _INVERSE, b.scale.data.ptr + _INVERSE
+    factors = a.scale.data.ptr, b.scale.data.ptr  # inverses come first
     result = RoundedResult(*map(address, (y, transposed, scale)), *factors, rows, reports)
     maps = _map(a.bits, _ROWS), _map(b.bits, _COLUMNS // _CLUSTER)
     kernel = load(_FILE, f"matmul_fp8<__nv_bfloat16, {epilogue}>")

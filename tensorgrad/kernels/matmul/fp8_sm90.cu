@@ -8,7 +8,7 @@
 // |y| is added to the state of its scale.
 //
 // It is the kernel of sm90.cu (tiles of 128 x 192 sums, a cluster of two blocks, TMA, consumers and
-// epilogue warps) for operands whose terms lie along rows. Two terms of 8 bits move as one of 16, so
+// epilogue warps) for operands whose terms lie along rows. Two terms of 8 bits move as one of 16:
 // `terms` counts pairs, and a step of 64 of them has 128 terms. Such a step takes as long as one of
 // 64 terms in 16 bits, so a tile of 768 terms takes half as long, and seven warps in place of three
 // take GELU meanwhile. Sums stay in the tensor cores, with 14 bits.
@@ -22,9 +22,10 @@
 //   for (int k = 0; k < terms; ++k) sum += a[i][k] * b[j][k];
 //   y[i][j] = transposed[j][i] = fp8(gelu(sum * factor + bias[j]) * scale);
 //
-// Phases. Producer: for each tile, load its stages. Epilogue warps: open the boxes for the next tile
-// (load derivatives), wait for sums, GELU, sums over rows, round, store. Consumers: mainloop (wait
-// for a stage, wgmma, release the stage before); epilogue (factor, bias or derivative, into boxes).
+// Phases. Producer: for each tile, load its stages. Epilogue warps: open the boxes for the next
+// tile (load derivatives), wait for sums, GELU, sums over rows, round, store. Consumers: mainloop
+// (wait for a stage, wgmma, release the stage before); epilogue (factor, bias or derivative, into
+// boxes).
 //
 // arch: sm_90a
 // instantiate: matmul_fp8<__nv_bfloat16, {GELU8 | SCALED8}>
@@ -57,8 +58,8 @@ struct RoundedResult {
     int reports;
 };
 
-// Round 16 rows and 64 columns of a box, by a warp; of GELU8 take GELU first. A lane has 4 rows of 8
-// columns: of the transpose a word of each column.
+// Round 16 rows and 64 columns of a box, by a warp; of GELU8 take GELU first. A lane has 4 rows of
+// 8 columns: of the transpose a word of each column.
 template <typename T, Rounded ROUNDED>
 __device__ inline void round_box(unsigned char* box, unsigned char* derivatives,
                                  const RoundedResult& result, int row, int column, int columns,
@@ -102,7 +103,8 @@ __device__ inline void round_box(unsigned char* box, unsigned char* derivatives,
                  make_uint2(rounded[r][0], rounded[r][1]));
     }
     if (!inside) return;
-    unsigned char* to = result.columns + (column + unit * 8) * (long long)result.pitch + row + first;
+    unsigned char* to =
+        result.columns + (column + unit * 8) * (long long)result.pitch + row + first;
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
         unsigned words[4];
