@@ -171,7 +171,7 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
 // sums: (row tiles, width). pitch: from one column of the transpose to the next. reports: add the
 // largest |x| and the count of clipped values.
 template <typename T, Format FORMAT, Before BEFORE, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __launch_bounds__(THREADS, BEFORE == GELU_BACKWARD ? 3 : 4)
 fp8_quantize(unsigned char* __restrict__ q, unsigned char* __restrict__ transposed,
              float* __restrict__ sums, Fp8Scale* state, const T* __restrict__ x,
              const T* __restrict__ beside, int height, int width, int pitch, bool reports) {
