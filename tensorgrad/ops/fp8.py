@@ -39,6 +39,7 @@ from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import fp8 as fp8_cuda
 from tensorgrad.kernels.fp8 import MULTIPLE, Operand, float8_e4m3, float8_e5m2
 from tensorgrad.kernels.matmul import fp8 as matmul_fp8
+from tensorgrad.kernels.matmul.sm90 import derivative_values
 from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.elementwise.activation import GELU_TANH
 from tensorgrad.ops.elementwise.row import Row
@@ -350,8 +351,7 @@ def feed_forward(
     options = {"measures": up.measures, "reports": up.reports, "columns": mode.grad_enabled}
     a, a_transposed, _ = quantize(flat(x.data), float8_e4m3, up.x, **options)
     u, u_transposed = _rounded_weight(u.data, up)
-    before = product(a, u, dtype, data_of(up_bias))
-    h, h_transposed, _ = quantize(before, float8_e4m3, down.x, gelu=True, **options)
+    h, h_transposed, before = _hidden(a, u, data_of(up_bias), dtype, down)
     d, d_transposed = _rounded_weight(d.data, down)
     added = None if residual is None else flat(residual.data)
     y = product(h, d, dtype, data_of(down_bias), added).reshape(*x.shape[:-1], len(d.bits))
@@ -368,19 +368,63 @@ def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     q, transposed, parts = quantize(
         flat(dy), float8_e5m2, down.dy, columns=bool(needs[3]), sums=adds_up, **options
     )
-    inner = any(needs[:3])
-    dhidden, ddown = _products(q, transposed, hidden, d, dy.dtype, (inner, needs[3]))
+    _, ddown = _products(None, transposed, hidden, d, dy.dtype, (False, needs[3]))
     ddown_bias = _bias_gradient(parts if sums is None else sums, needs[4]) if needs[4] else None
     dx = dup = dup_bias = None
-    if dhidden is not None:
-        q, transposed, parts = quantize(
-            dhidden, float8_e5m2, up.dy, gelu_of=before, columns=bool(needs[1]),
-            sums=bool(needs[2]), **options,
-        )  # fmt: skip
+    if any(needs[:3]):
+        q, transposed, parts = _hidden_backward(q, d, before, dy.dtype, up)
         dx, dup = _products(q, transposed, x, u, dy.dtype, needs[:2])
         dx = None if dx is None else dx.reshape(shape)
         dup_bias = _bias_gradient(parts, needs[2]) if needs[2] else None
     return dx, dup, dup_bias, ddown, ddown_bias, dy
+
+
+def _hidden(
+    x: Operand, up: Operand, bias: Array | None, dtype: Dtype, scales: LinearScales
+) -> tuple[Operand, Operand, Array]:
+    """Return gelu(x U^T + b) in 8 bits, its transpose, and what the derivative of GELU is got from.
+
+    That is x U^T + b in a dtype of 16 bits or, where a kernel rounds its product to 8 bits itself,
+    the derivative.
+
+    Args:
+        x, up, bias: x (N, C), U (hidden, C) and b (hidden,).
+        dtype: of the sums.
+        scales: of the layer that takes the result.
+    """
+    if is_numpy(x.bits) or dtype != bfloat16:
+        sums = product(x, up, dtype, bias)
+        rows, transposed, _ = quantize(
+            sums, float8_e4m3, scales.x, gelu=True, measures=scales.measures,
+            reports=scales.reports,
+        )  # fmt: skip
+        return rows, transposed, sums
+    if scales.measures:
+        measure(_after_gelu(product(x, up, dtype, bias), True, None), float8_e4m3, scales.x)
+    return matmul_fp8.rounded_gelu(x, up, bias, scales.x, scales.reports)
+
+
+def _hidden_backward(
+    dy: Operand, down: Operand, kept: Array, dtype: Dtype, scales: LinearScales
+) -> tuple[Operand, Operand, Array]:
+    """Return dy D times the derivative of GELU in 8 bits, its transpose and its column sums.
+
+    Args:
+        dy, down: dy (N, out) and the transpose of D, (hidden, out).
+        kept: what `_hidden` has returned.
+        dtype: of dy D.
+        scales: of the layer before GELU.
+    """
+    if kept.dtype == dtype:
+        dhidden = product(dy, down, dtype)
+        return quantize(
+            dhidden, float8_e5m2, scales.dy, gelu_of=kept, sums=True, measures=scales.measures,
+            reports=scales.reports,
+        )  # fmt: skip
+    if scales.measures:
+        dhidden = product(dy, down, float32)
+        measure(dhidden * derivative_values(kept, *dhidden.shape), float8_e5m2, scales.dy)
+    return matmul_fp8.rounded_scaled(dy, down, kept, scales.dy, scales.reports)
 
 
 def _bias_gradient(sums: Any, need: Any) -> Array | None:
