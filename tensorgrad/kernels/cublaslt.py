@@ -47,6 +47,8 @@ _PROPOSALS = 8  # that the library is asked for: it has no more
 # Values of cublasLtMatmulTile_t:
 _TILES_OF_SHORT_SUMS = (20, 29, 201, 24)  # 128 x 128, 128 x 160, 176 x 128, 256 x 128
 _SQUARE, _NARROW = 209, 247  # 192 x 192, 320 x 64
+_LONG = 29  # 128 x 160
+_SHORT_SUMS_OF_8_BITS = 1024  # terms
 _DEFAULT, _WITH_BIAS, _AUXILIARY = 1, 4, 128
 EPILOGUES = {
     "": 0,
@@ -165,8 +167,7 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
         KernelError: the library proposes none.
     """
     found = proposals(product, device)
-    narrow = product.a.dtype.itemsize == 1
-    if narrow or _splits(product, device) or capability(device) != 90:
+    if _splits(product, device) or capability(device) != 90:
         return found[0].plan
     tiles = [algorithm.tile for algorithm in found]
     return found[preferred(product, tiles, sm_count(device))].plan
@@ -248,18 +249,22 @@ def _splits(product: CublasProduct, device: int) -> bool:
 def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> int:
     """Return which proposal to take for a product with tiles for all SMs of Hopper.
 
-    The first, with two exceptions, measured on an H200: for short sums other tiles, as the
+    The first, with three exceptions, measured on an H200: for short sums other tiles, as the
     library's estimates do not hold where the GPU is at its limit of power; and 320 x 64 instead of
-    192 x 192 where the busiest SM then computes less of d. See docs/chapters/matmul.md,
+    192 x 192 where the busiest SM then computes less of d; and 128 x 160 for short sums of 8-bit
+    operands, which take a tenth less then. See docs/chapters/matmul.md,
     "Choosing among cuBLASLt's proposals".
 
     Args:
-        product: of 16-bit operands.
+        product: of operands of 8 or 16 bits.
         tiles: of the proposals, as in cublasLtMatmulTile_t.
         processors: SMs of the GPU.
     """
     if product.gelu:
         return 0
+    if product.a.dtype.itemsize == 1:
+        few = _terms(product) <= _SHORT_SUMS_OF_8_BITS
+        return tiles.index(_LONG) if few and _LONG in tiles else 0
     forward = product.transpose_a and not product.transpose_b  # the layout of x W^T
     most = 4096 if product.d.dtype == float32 else 2048 if forward else 1024
     if _terms(product) <= most:

@@ -37,10 +37,6 @@ class Operand(NamedTuple):
     dtype: Dtype
     scale: Array
 
-    def part(self, rows: slice) -> Operand:
-        """Return some of the rows."""
-        return self._replace(bits=self.bits[rows])
-
 
 def refusal(device: int) -> str | None:
     """Return what products of 8 bits would need, or None."""

@@ -232,7 +232,8 @@ def product(
         dtype: of 16 bits, or float32.
         bias: (N,), any float dtype; it is rounded to bfloat16 or float16 where the result is.
         residual: (M, N).
-        fast: on the GPU, sum up with 14 bits; see `kernels.matmul.fp8`.
+        fast: on the GPU, sum up with 14 bits, which is enough for results of 16; see
+            `kernels.matmul.fp8`.
     """
     if is_numpy(a.bits):
         y = _values(a) @ _values(b).T
@@ -252,6 +253,16 @@ def product(
         if added is not None:
             y += added
     return y
+
+
+def product_into(y: Array, a: Any, b: Any, add: bool = False, *, fast: bool = True) -> None:
+    """Write a b^T to y, or add it; a (M, K) and b (N, K) are operands."""
+    if not is_numpy(y):
+        matmul_fp8.multiply(y, a, b, add=add, fast=fast)
+    elif add:
+        y += _values(a) @ _values(b).T
+    else:
+        y[...] = _values(a) @ _values(b).T
 
 
 def linear(
@@ -276,12 +287,46 @@ def linear(
     return record("linear", y, inputs, _linear_backward, saved, takes_gradient=True)
 
 
-def operands_of(x: Array, weight: Array, scales: LinearScales) -> tuple[Operand, Operand]:
-    """Return the operands of a product x W^T alone, of x (N, C) and W (out, C)."""
-    options = {"measures": scales.measures, "reports": scales.reports}
-    a, _, _ = quantize(x, float8_e4m3, scales.x, columns=False, **options)
-    assert a is not None, "wanted"
-    return a, _rounded_weight(weight, scales)[0]
+class Head:
+    """The products of a head in 8 bits, a chunk of the rows at a time.
+
+    Args:
+        x: all rows, (N, C).
+        weight: W, (V, C).
+        scales: of x, W and the gradient of the logits.
+    """
+
+    def __init__(self, x: Array, weight: Array, scales: LinearScales) -> None:
+        if scales.measures:
+            measure(x, float8_e4m3, scales.x)
+        self._scales = scales
+        self._weight, self._transposed = _rounded_weight(weight, scales)
+        self._x: Any = None  # the rows of the chunk, transposed
+
+    def logits(self, x: Array, dtype: Dtype) -> Array:
+        """Return x W^T for the rows of a chunk."""
+        rows, self._x, _ = quantize(x, float8_e4m3, self._scales.x, reports=self._scales.reports)
+        return product(rows, self._weight, dtype)
+
+    def gradients(self, dlogits: Array, dx: Array | None, dweight: Array | None, add: bool) -> None:
+        """Write dlogits W, and dlogits^T x or its sum with that of the chunks before.
+
+        Args:
+            dlogits: of the chunk, (rows, V).
+            dx: (rows, C), or None.
+            dweight: (V, C), or None.
+            add: whether there were chunks before.
+        """
+        if dx is None and dweight is None:
+            return
+        q, transposed, _ = quantize(
+            dlogits, float8_e5m2, self._scales.dy, measures=self._scales.measures,
+            columns=dweight is not None, reports=self._scales.reports,
+        )  # fmt: skip
+        if dx is not None:
+            product_into(dx, q, self._transposed)
+        if dweight is not None:
+            product_into(dweight, transposed, self._x, add, fast=False)
 
 
 def _rounded_weight(weight: Array, scales: LinearScales) -> tuple[Operand, Operand]:
@@ -329,7 +374,7 @@ def _products(
     needs: Needs,
 ) -> tuple[Array | None, Array | None]:
     """Return dy W in a dtype and dy^T x, of operands that are transposed where they must be."""
-    dx = product(dy, weight, dtype, fast=False) if needs[0] and dy is not None else None
+    dx = product(dy, weight, dtype) if needs[0] and dy is not None else None
     if transposed is None:
         return dx, None
     return dx, _weight_gradient(transposed, x, needs[1])
@@ -448,7 +493,7 @@ def _weight_gradient(dy: Operand, x: Operand, need: Any) -> Array | None:
     target = out_of(need, dtype)
     if target is None or (target[1] and dtype is not float32):
         return accumulated(product(dy, x, dtype, fast=False), need)
-    matmul_fp8.multiply(target[0], dy, x, add=target[1] == 1, fast=False)
+    product_into(target[0], dy, x, target[1] == 1, fast=False)
     return None
 
 

@@ -205,21 +205,23 @@ class _ChunkedLoss(NamedTuple):
         if needs[1] and dweight is None:
             dweight = backend.empty(weight.shape, wide, like=x)
         dbias = backend.empty(bias.shape, wide, like=x) if bias is not None and needs[2] else None
-        rounded = None if self.scales is None else fp8.operands_of(x, self.weight, self.scales)
+        narrow = None if self.scales is None else fp8.Head(x, self.weight, self.scales)
         for start in range(0, len(x), self.chunk):
             piece = slice(start, start + self.chunk)
             target = working if bias is None else wide
-            if rounded is None:
+            if narrow is None:
                 logits = product(x[piece], weight.T, target, kernel)
             else:
-                logits = fp8.product(rounded[0].part(piece), rounded[1], target)
+                logits = narrow.logits(x[piece], target)
             if bias is not None:
                 logits += bias
                 logits = logits.astype(working, copy=False)
             self._losses(losses, logits if any(needs) else None, logits, piece, scale)
-            if dx is not None:
+            if narrow is not None:
+                narrow.gradients(logits, None if dx is None else dx[piece], dweight, start > 0)
+            elif dx is not None:
                 product_into(dx[piece], logits, weight, kernel=kernel)
-            if dweight is not None:
+            if narrow is None and dweight is not None:
                 product_into(dweight, logits.T, x[piece], start > 0, kernel)
             if dbias is not None:
                 part = sum_array(logits, (0,), dtype=wide)
