@@ -100,7 +100,6 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
             if constexpr (BEFORE == GELU) value = Gelu(value).value;
             if constexpr (TWO) value *= Gelu(to_compute(others[r][c])).derivative;
             values[r][c] = value;
-            meter.see(value);
         }
     // Sums over rows.
     if constexpr (SUMS) {
@@ -114,12 +113,8 @@ __device__ inline void quantize_tile(unsigned char* __restrict__ q,
     }
     // Round, store the rows.
     const float scale = state->scale;
-    if (!(__uint_as_float(meter.largest) * scale <= LARGEST<FORMAT>))
-        #pragma unroll
-        for (int r = 0; r < 4; ++r)
-            #pragma unroll
-            for (int c = 0; c < 8; ++c)
-                meter.clipped += fabsf(values[r][c]) * scale > LARGEST<FORMAT>;
+    #pragma unroll
+    for (int r = 0; r < 4; ++r) meter.see<FORMAT>(values[r], scale);
     unsigned rounded[4][2];
     #pragma unroll
     for (int r = 0; r < 4; ++r)
@@ -205,7 +200,7 @@ fp8_largest(Fp8Scale* state, const T* __restrict__ x, long long size) {
         T stored[8];
         load_all<8>(stored, x + i);
         #pragma unroll
-        for (T value : stored) meter.see(to_compute(value));
+        for (T value : stored) meter.largest = larger(meter.largest, to_compute(value));
     }
     meter.report(state);
 }

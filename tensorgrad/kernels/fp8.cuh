@@ -41,36 +41,55 @@ __device__ inline void transpose_bytes(unsigned (&columns)[4], unsigned a, unsig
     columns[3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// What a thread has seen of a tensor. The bits of |x| compare as |x| does, and those of NaN are
-// above infinity's, so an integer maximum is exact in any order.
-struct Fp8Meter {
-    unsigned largest = 0, clipped = 0;
+// The larger of a and |b|; NaN where one is NaN.
+__device__ inline float larger(float a, float b) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(fabsf(b)));
+    return y;
+}
 
-    __device__ void see(float x) { largest = max(largest, __float_as_uint(fabsf(x))); }
+// What a thread has seen of a tensor. Floats that are not negative compare as their bits do, and
+// those of NaN are above infinity's, so an integer maximum is exact in any order.
+struct Fp8Meter {
+    float largest = 0;
+    unsigned clipped = 0;
+
+    // Values, and the scale that they are multiplied with.
+    template <Format FORMAT, int SIZE> __device__ void see(const float (&x)[SIZE], float scale) {
+        float top = 0;
+        #pragma unroll
+        for (float value : x) top = larger(top, value);
+        largest = larger(largest, top);
+        if (top * scale <= LARGEST<FORMAT>) return;   // mostly
+        #pragma unroll
+        for (float value : x) clipped += fabsf(value) * scale > LARGEST<FORMAT>;
+    }
 
     // Add to the tensor's state, by all lanes of a warp.
-    __device__ void report_warp(Fp8Scale* state) {
-        largest = __reduce_max_sync(0xffffffff, largest);
-        clipped = __reduce_add_sync(0xffffffff, clipped);
-        if (threadIdx.x % 32 > 0) return;
-        if (largest > *const_cast<volatile unsigned*>(&state->largest))
-            atomicMax(&state->largest, largest);
-        if (clipped) atomicAdd(&state->clipped, clipped);
+    __device__ void report_warp(Fp8Scale* state) const {
+        add(state, __reduce_max_sync(0xffffffff, __float_as_uint(largest)),
+            __reduce_add_sync(0xffffffff, clipped));
     }
     // The same by all threads of a block.
-    __device__ void report(Fp8Scale* state) {
+    __device__ void report(Fp8Scale* state) const {
         __shared__ unsigned partials[2][32];
-        largest = __reduce_max_sync(0xffffffff, largest);
-        clipped = __reduce_add_sync(0xffffffff, clipped);
+        const unsigned top = __reduce_max_sync(0xffffffff, __float_as_uint(largest)),
+                       count = __reduce_add_sync(0xffffffff, clipped);
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
         if (lane == 0) {
-            partials[0][warp] = largest;
-            partials[1][warp] = clipped;
+            partials[0][warp] = top;
+            partials[1][warp] = count;
         }
         __syncthreads();
         if (warp > 0) return;
-        largest = lane < warps ? partials[0][lane] : 0;
-        clipped = lane < warps ? partials[1][lane] : 0;
-        report_warp(state);
+        add(state, __reduce_max_sync(0xffffffff, lane < warps ? partials[0][lane] : 0),
+            __reduce_add_sync(0xffffffff, lane < warps ? partials[1][lane] : 0));
+    }
+
+private:
+    __device__ static void add(Fp8Scale* state, unsigned top, unsigned count) {
+        if (threadIdx.x % 32 > 0) return;
+        if (top > *const_cast<volatile unsigned*>(&state->largest)) atomicMax(&state->largest, top);
+        if (count) atomicAdd(&state->clipped, count);
     }
 };

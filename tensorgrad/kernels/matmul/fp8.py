@@ -23,7 +23,7 @@ from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 
 _FILE = "matmul/fp8_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
-_THREADS, _EPILOGUE_WARPS = 512, 7  # the kernels' constants, as the next ones
+_THREADS = 512  # the kernels' constants, as the next ones
 _ROWS, _COLUMNS, _CLUSTER, _STEP = 128, 192, 2, 64  # of a block's tile; pairs of terms in a stage
 _BAND = 8  # rows of tiles, in clusters, before the next column of them
 
@@ -143,7 +143,7 @@ def rounded_scaled(
     Returns:
         Operands (M, N) and (N, M); and (parts, N), float32, whose rows add up to the sums.
     """
-    parts = -(-len(a.bits) // _ROWS) * _EPILOGUE_WARPS
+    parts = -(-len(a.bits) // 32)
     sums = backend.empty((parts, len(b.bits)), float32, like=a.bits)
     rows, columns = _round("SCALED8", a, b, float8_e5m2, scale, reports, None, derivative, sums)
     return rows, columns, sums

@@ -41,7 +41,7 @@ enum Rounded { GELU8, SCALED8 };
 constexpr int N = 192, CLUSTER = 2, STAGES = 4, BOXES = N / 64;
 constexpr int PRODUCER_REGISTERS = 104, CONSUMER_REGISTERS = 152;   // a thread's
 constexpr int CONSUMER_WARPS = 8, EPILOGUE_WARPS = 7, THREADS = 512;
-constexpr int ALL_BOXES = CONSUMER_WARPS * BOXES;
+constexpr int PAIRS = CONSUMER_WARPS * BOXES / 2;   // of boxes, below each other
 constexpr int A_BYTES = M * SWIZZLE, B_BYTES = N * SWIZZLE;
 
 // Shared memory of a block: the stages, boxes for the 16 rows of each consumer warp, its bias.
@@ -58,53 +58,74 @@ struct RoundedResult {
     int reports;
 };
 
-// Round 16 rows and 64 columns of a box, by a warp; of GELU8 take GELU first. A lane has 4 rows of
-// 8 columns: of the transpose a word of each column.
+// GELU of 8 values and its derivatives, as GeluOf8, by the approximation of tanh: its error of
+// 2^-11 is far below that of 8 bits.
+template <typename T> struct RoundedGeluOf8 {
+    static constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
+    float y[8];
+    unsigned bytes[8];
+
+    __device__ explicit RoundedGeluOf8(const float (&x)[8]) {
+        #pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const float square = x[e] * x[e];
+            float t;
+            asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x[e] * (A / 2 + B / 2 * square)));
+            const float s = 0.5f * t + 0.5f;
+            y[e] = x[e] * s;
+            // Where s is 0 or 1, 0 is multiplied with du, which must be finite.
+            const float du = 3 * B * fminf(square, 1e30f) + A;
+            bytes[e] = derivative_byte((y[e] - y[e] * s) * du + s);
+        }
+    }
+};
+
+// Round 32 rows and 32 columns, by a warp; of GELU8 take GELU first, of SCALED8 add up the rows. A
+// lane has 4 rows of 8 columns: of the transpose a word of each column. Four lanes write 32 bytes
+// of a row, eight of a column.
+//
+// box, derivatives: of this lane's rows; the rows of the lane begin at `first` there. unit: of 8
+// columns in the box. row, column: of the lane in the result.
 template <typename T, Rounded ROUNDED>
-__device__ inline void round_box(unsigned char* box, unsigned char* derivatives,
-                                 const RoundedResult& result, int row, int column, int columns,
-                                 float scale, Fp8Meter& meter) {
+__device__ inline void round_block(unsigned char* box, unsigned char* derivatives, int first,
+                                   int unit, const RoundedResult& result, int row, int column,
+                                   int columns, bool inside, float scale, float (&sums)[8],
+                                   Fp8Meter& meter) {
     constexpr Format FORMAT = ROUNDED == GELU8 ? E4M3 : E5M2;
-    const int lane = threadIdx.x % 32, unit = lane % 8, first = lane / 8 * 4;
-    const bool inside = column + unit * 8 < columns;
     unsigned rounded[4][2];
     #pragma unroll
     for (int r = 0; r < 4; ++r) {
-        const uint4* from = reinterpret_cast<uint4*>(piece_at(box, first + r, unit));
+        const uint4 words = *reinterpret_cast<uint4*>(piece_at(box, first + r, unit));
         float y[8];
-        if constexpr (ROUNDED == GELU8) {
-            GeluOf8<T> values;
-            values.load(from);
-            store_if(derivatives, derivatives + derivative_unit(first + r, unit),
-                     values.derivatives());
-            #pragma unroll
-            for (int e = 0; e < 8; ++e) y[e] = values.y[e];
-        } else {
-            const uint4 words = *from;
-            #pragma unroll
-            for (int e = 0; e < 8; e += 2) {
-                const float2 pair = unpack<T>(reinterpret_cast<const unsigned*>(&words)[e / 2]);
-                y[e] = pair.x;
-                y[e + 1] = pair.y;
-            }
+        #pragma unroll
+        for (int e = 0; e < 8; e += 2) {
+            const float2 pair = unpack<T>(reinterpret_cast<const unsigned*>(&words)[e / 2]);
+            y[e] = pair.x;
+            y[e + 1] = pair.y;
         }
+        if constexpr (ROUNDED == GELU8) {
+            const RoundedGeluOf8<T> gelu(y);
+            store_if(inside, derivatives + derivative_unit(first + r, unit),
+                     make_uint2(joined(gelu.bytes), joined(gelu.bytes + 4)));
+            #pragma unroll
+            for (int e = 0; e < 8; ++e) y[e] = gelu.y[e];
+        } else {
+            #pragma unroll
+            for (int e = 0; e < 8; ++e) sums[e] = r == 0 ? y[e] : sums[e] + y[e];
+        }
+        meter.see<FORMAT>(y, scale);
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float four[4];
             #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                meter.see(y[half * 4 + e]);
-                four[e] = y[half * 4 + e] * scale;
-                meter.clipped += fabsf(four[e]) > LARGEST<FORMAT>;
-            }
+            for (int e = 0; e < 4; ++e) four[e] = y[half * 4 + e] * scale;
             rounded[r][half] = round_to_fp8<FORMAT>(four);
         }
-        store_if(inside, result.rows + (row + first + r) * (long long)columns + column + unit * 8,
+        store_if(inside, result.rows + (row + r) * (long long)columns + column,
                  make_uint2(rounded[r][0], rounded[r][1]));
     }
     if (!inside) return;
-    unsigned char* to =
-        result.columns + (column + unit * 8) * (long long)result.pitch + row + first;
+    unsigned char* to = result.columns + column * (long long)result.pitch + row;
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
         unsigned words[4];
@@ -114,6 +135,21 @@ __device__ inline void round_box(unsigned char* box, unsigned char* derivatives,
         for (int e = 0; e < 4; ++e)
             *reinterpret_cast<unsigned*>(to + (half * 4 + e) * (long long)result.pitch) = words[e];
     }
+}
+
+// The sums of 8 values each over the lanes of equal lane % 4; lane 4 i + j gets number i of them.
+__device__ inline float sum_over_quads(float (&x)[8]) {
+    const int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int count = 4; count > 0; count /= 2) {
+        const bool upper = lane & count * 4;
+        #pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const float sent = upper ? x[i] : x[i + count], kept = upper ? x[i + count] : x[i];
+            x[i] = kept + __shfl_xor_sync(0xffffffff, sent, count * 4);
+        }
+    }
+    return x[0];
 }
 
 // The CLUSTER blocks of a cluster are one below the other.
@@ -186,58 +222,62 @@ matmul_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
             unsigned parity = 0;
             Fp8Meter meter;
             const float scale = result.scale->scale;
-            // Open a box for the next tile, with its derivatives.
+            // Open two boxes for the next tile, with their derivatives.
             auto prepare = [&](int i, const TileOrigin& origin) {   // lane 0
-                const int w = i / BOXES, c = i % BOXES;
-                if (ROUNDED == GELU8) {
-                    open[w].arrive();
-                } else {
-                    const unsigned char* from = derivatives_at(origin, w, c);
-                    open[w].arrive_expect_tx(from ? DERIVATIVE_BOX : 0);
-                    if (from) bulk_load(storage.boxes[w][c], from, DERIVATIVE_BOX, open[w]);
+                #pragma unroll
+                for (int below = 0; below < 2; ++below) {
+                    const int w = i / BOXES * 2 + below, c = i % BOXES;
+                    if (ROUNDED == GELU8) {
+                        open[w].arrive();
+                    } else {
+                        const unsigned char* from = derivatives_at(origin, w, c);
+                        open[w].arrive_expect_tx(from ? DERIVATIVE_BOX : 0);
+                        if (from) bulk_load(storage.boxes[w][c], from, DERIVATIVE_BOX, open[w]);
+                    }
                 }
             };
+            // A lane's rows are in one of two boxes, of consumer warps that are below each other.
+            const int unit = lane % 4, quad = lane / 4, first = quad % 4 * 4;
             bool more = scheduler.next(work);
             if (more && lane == 0)
-                for (int i = warp; i < ALL_BOXES; i += EPILOGUE_WARPS)
+                for (int i = warp; i < PAIRS; i += EPILOGUE_WARPS)
                     prepare(i, origin_at(work.tile));
             while (more) {
                 const TileOrigin origin = origin_at(work.tile);
                 more = scheduler.next(work);
                 const TileOrigin next = origin_at(work.tile);
                 // Wait for sums, take GELU of them or add up their rows, round and store them; open
-                // their boxes for the next tile. Every BOXES-th turn has the same columns.
-                float column_sums[BOXES][2] = {};
+                // their boxes for the next tile.
                 #pragma unroll 1
-                for (int first = warp; first < ALL_BOXES; first += EPILOGUE_WARPS * BOXES)
-                    #pragma unroll
-                    for (int k = 0; k < BOXES; ++k) {
-                        const int i = first + EPILOGUE_WARPS * k, w = i / BOXES, c = i % BOXES;
-                        if (i >= ALL_BOXES) break;
-                        filled[w].wait(parity);
-                        const int row = origin.row + w * 16, column = origin.column + c * 64;
-                        if (ROUNDED == SCALED8)
-                            add_rows_of_box<T>(column_sums[k], storage.boxes[w][c]);
-                        if (row < p.rows && column < p.columns)
-                            round_box<T, ROUNDED>(storage.boxes[w][c],
-                                                  derivatives_at(origin, w, c), result, row, column,
-                                                  p.columns, scale, meter);
-                        __syncwarp();
-                        if (more && lane == 0) {
-                            fence_proxy_async();
-                            prepare(i, next);
+                for (int i = warp; i < PAIRS; i += EPILOGUE_WARPS) {
+                    const int pair = i / BOXES * 2, c = i % BOXES, w = pair + quad / 4;
+                    filled[pair].wait(parity);
+                    filled[pair + 1].wait(parity);
+                    const int row = origin.row + pair * 16 + quad * 4;
+                    unsigned char* derivatives =
+                        ROUNDED == GELU8 ? derivatives_at(origin, w, c) : nullptr;
+                    #pragma unroll 1
+                    for (int half = 0; half < 2; ++half) {
+                        const int column = origin.column + c * 64 + half * 32 + unit * 8;
+                        const bool inside = row < p.rows && column < p.columns;
+                        float sums[8];
+                        round_block<T, ROUNDED>(storage.boxes[w][c], derivatives, first,
+                                                half * 4 + unit, result, row, column, p.columns,
+                                                inside, scale, sums, meter);
+                        if (ROUNDED == SCALED8) {
+                            const float sum = sum_over_quads(sums);
+                            const int part = (origin.row + pair * 16) / 32;
+                            if (part * 32 < p.rows && column < p.columns)
+                                reinterpret_cast<float*>(p.column_sums)[
+                                    part * (long long)p.columns + column + quad] = sum;
                         }
                     }
-                if (ROUNDED == SCALED8)
-                    #pragma unroll
-                    for (int k = 0; k < BOXES; ++k) {
-                        const int c = (warp + EPILOGUE_WARPS * k) % BOXES,
-                                  column = origin.column + c * 64 + lane * 2;
-                        float* to = reinterpret_cast<float*>(p.column_sums) + column
-                                  + (long long)(origin.row / M * EPILOGUE_WARPS + warp) * p.columns;
-                        if (column < p.columns && origin.row < p.rows)
-                            store(to, Vec<float, 2>{column_sums[k][0], column_sums[k][1]});
+                    __syncwarp();
+                    if (more && lane == 0) {
+                        fence_proxy_async();
+                        prepare(i, next);
                     }
+                }
                 parity ^= 1;
             }
             if (result.reports) meter.report_warp(result.scale);
