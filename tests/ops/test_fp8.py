@@ -194,6 +194,53 @@ def test_autocast_multiplies_in_8_bits_where_lengths_allow(device: str) -> None:
     assert not y.requires_grad
 
 
+@pytest.mark.parametrize("shape", [(2, 48, 64, 80), (1, 400, 272, 208)], ids=str)
+@pytest.mark.parametrize("known", [False, True])
+def test_the_hidden_layer_is_rounded_once(
+    known: bool, shape: tuple[int, int, int, int], device: str
+) -> None:
+    *rows, width, hidden = shape
+    rng = np.random.default_rng(width)
+    sizes = (hidden, width), (hidden,), (width, hidden), (width,), (*rows, width)
+    arrays = [rng.standard_normal((*rows, width)), *(0.1 * rng.standard_normal(s) for s in sizes)]
+    narrow = [array.astype(bfloat16) for array in arrays]
+    dy = (1e-4 * rng.standard_normal((*rows, width))).astype(bfloat16)
+    tensors = [Tensor(backend.to_device(array, device), True) for array in narrow]
+
+    exact = [array.astype(np.float64) for array in narrow]
+    x, up, b, down, c, residual = exact
+    x, g = x.reshape(-1, width), dy.astype(np.float64).reshape(-1, width)
+    a, u, d = (rounded(each, float8_e4m3) for each in (x, up, down))
+    before = (a @ u.T + b).astype(bfloat16).astype(np.float64)
+    t = np.tanh(np.sqrt(2 / np.pi) * (before + 0.044715 * before**3))
+    slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * before**2)
+    h = rounded(before * (1 + t) / 2, float8_e4m3)
+    q = rounded(g, float8_e5m2)
+    plain = (q @ d) * ((1 + t) / 2 + before * (1 - t**2) / 2 * slope)
+    dpre = rounded(plain, float8_e5m2)
+    expected = [
+        (h @ d.T + c).reshape(*rows, width) + residual, (dpre @ u).reshape(*rows, width),
+        dpre.T @ a, plain.sum(0), q.T @ h, g.sum(0), dy.astype(np.float64),
+    ]  # fmt: skip
+
+    limits = (448, 448, 57344) * 2
+    peaks = (x, up, plain, before * (1 + t) / 2, down, g)
+    scales = [state(device, scale_for(peak, limit) if known else 1.0)
+              for peak, limit in zip(peaks, limits, strict=True)]  # fmt: skip
+    y = fp8.feed_forward(
+        tensors, np.dtype(bfloat16), fp8.LinearScales(*scales[:3], measures=not known),
+        fp8.LinearScales(*scales[3:], measures=not known),
+    )  # fmt: skip
+    y.backward(backend.to_device(dy, device))
+    for got, one in zip([y.data, *[tensor.grad for tensor in tensors]], expected, strict=True):
+        error = backend.to_numpy(got).astype(np.float64) - one
+        assert np.linalg.norm(error) < 0.04 * np.linalg.norm(one)  # of what rounds otherwise
+    for scale, peak, limit in zip(scales, peaks, limits, strict=True):
+        host = backend.to_numpy(scale)
+        assert host[1] == scale_for(peak, limit)
+        assert host[2] == pytest.approx(abs(peak).max(), rel=0.02)
+
+
 def test_logits_of_8_bits(device: str) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(s).astype(np.float32) for s in ((96, 64), (48, 64))]
