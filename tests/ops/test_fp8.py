@@ -261,7 +261,7 @@ def test_logits_of_8_bits(classes: int, device: str) -> None:
     assert narrow == pytest.approx(plain, rel=0.01)
     assert narrow != plain
     for one, other in zip(gradients, narrow_gradients, strict=True):
-        assert 0.01 < np.linalg.norm(one - other) / np.linalg.norm(one) < 0.1
+        assert 0.01 < np.linalg.norm(one - other) / np.linalg.norm(one) < 0.15
 
 
 def test_what_8_bits_cannot_do_is_said(device: str) -> None:
