@@ -251,8 +251,8 @@ def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> 
 
     The first, with three exceptions, measured on an H200: for short sums other tiles, as the
     library's estimates do not hold where the GPU is at its limit of power; and 320 x 64 instead of
-    192 x 192 where the busiest SM then computes less of d; and 128 x 128 or 128 x 160 for short sums
-    of 8-bit operands, which take up to a tenth less then. See docs/chapters/matmul.md,
+    192 x 192 where the busiest SM then computes less of d; and 128 x 128 or 128 x 160 for short
+    sums of 8-bit operands, which take up to a tenth less then. See docs/chapters/matmul.md,
     "Choosing among cuBLASLt's proposals".
 
     Args:
