@@ -211,8 +211,12 @@ def fp8_floors() -> str:
     table.append(("head, forward", flop, 645, 1063, 3 * rows * 768, 3 * rows * 768))
     lines = []
     for name, flop, wide, narrow, apart, fused in table:
-        times = flop / wide / 1e9, flop / narrow / 1e9, apart / bandwidth * 1e3
-        times = *times, fused / bandwidth * 1e3
+        times = (
+            flop / wide / 1e9,
+            flop / narrow / 1e9,
+            1e3 * apart / bandwidth,
+            1e3 * fused / bandwidth,
+        )
         gain = times[0] - times[1] - times[3]
         lines.append([name, *(f"{time:.2f}" for time in times), f"{gain:.2f}"])
     head = ("ms a step", "16 bits", "8 bits", "passes", "passes, fused", "gain, fused")

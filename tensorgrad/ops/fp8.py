@@ -138,8 +138,8 @@ def quantize(
     reports: bool = True,
     gelu: bool = False,
     gelu_of: Array | None = None,
-) -> tuple[Operand | None, Operand | None, Array | None]:
-    """Return x and its transpose in 8 bits, and sums over its rows in parts.
+) -> tuple[Any, Any, Any]:
+    """Return x and its transpose as operands, and sums over its rows in parts, (parts, C) float32.
 
     With `gelu` gelu(x) takes the place of x, with `gelu_of` x times the derivative of GELU there.
 

@@ -301,12 +301,13 @@ def feed_forward(
     x, up, up_bias, down, down_bias, residual = takes.feed_forward(
         x, up, up_bias, down, down_bias, residual
     )
-    scales = [fp8.scales_of("feed_forward", x, weight) for weight in (up, down)]
-    if any(scales):
+    scales, more = (fp8.scales_of("feed_forward", x, weight) for weight in (up, down))
+    if scales is not None or more is not None:
         dtype = fp8.result_dtype(x, up, residual)
-        if approximate == "tanh" and all(scales) and dtype.itemsize == 2:
+        fused = approximate == "tanh" and dtype.itemsize == 2
+        if fused and scales is not None and more is not None:
             given = x, up, up_bias, down, down_bias, residual
-            return fp8.feed_forward(given, dtype, *scales)
+            return fp8.feed_forward(given, dtype, scales, more)
         hidden = gelu(linear(x, up, up_bias), approximate=approximate)
         return linear(hidden, down, down_bias, residual=residual)
     if mode.autocast is not None:

@@ -142,8 +142,8 @@ def linear_cross_entropy(
     count = count if reduction == "mean" else None
     kernel = product_kernel(*arrays[:2])
     scales = scales if chunk % MULTIPLE == 0 else None
-    settings = options, reduction, classes, chunk, kernel, scales
-    loss_of = _ChunkedLoss(*arrays, ids, counted, *settings)
+    operands = (*arrays, ids, counted, options)
+    loss_of = _ChunkedLoss(*operands, reduction, classes, chunk, kernel, scales)
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
     # In forward mode mostly the tangent alone is differentiated.
     early = reduction != "none" and any(wants) and mode.forward is None

@@ -159,7 +159,10 @@ class Fp8Scales(LossScaler):
     def clipped(self) -> dict[str, tuple[int, int, int]]:
         """Return how many elements of x, weight and dy were beyond the format so far, by weight."""
         counts = self._counts(backend.to_numpy(self._scales))
-        return {name: tuple(counts[3 * i : 3 * i + 3]) for i, name in enumerate(self.names)}
+        return {
+            name: (counts[3 * i], counts[3 * i + 1], counts[3 * i + 2])
+            for i, name in enumerate(self.names)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers of updates and the scales, clipped elements and peaks, by weight."""
@@ -221,8 +224,6 @@ class Fp8Scales(LossScaler):
             pairs = []
             for array, scale in zip(arrays, scales, strict=True):
                 rows, columns, _ = quantize(array, float8_e4m3, scale)
-                assert rows is not None, "wanted"
-                assert columns is not None, "wanted"
                 pairs.append((rows, columns))
             self._operands = pairs
             return
