@@ -268,7 +268,6 @@ COSTS = {
     "attention/tangent_forward_sm80.cu": "10 D operations a pair of query and key",
     "attention/tangent_sm90.cu": "10 D operations a pair, 36 D backward, 42 D for D > 64",
     "cross_entropy.cu": "2 S bytes a logit; the loss alone S",
-    "cross_entropy_fp8.cu": "S bytes a logit read, 2 written",
     "dropout.cu": "2 S bytes, S more with a residual",
     "embedding.cu": "2 S bytes and the id",
     "fp8.cu": "S bytes read, 2 written",

@@ -1,4 +1,4 @@
-"""Cross-entropy of logits: launches cross_entropy.cu and cross_entropy_fp8.cu.
+"""Cross-entropy of logits: launches cross_entropy.cu.
 
 If a gradient will be needed, forward computes it as well, as if the loss were what `backward`
 starts from (dy == 1): the logits are then read once instead of twice. Backward computes the
@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, is_numpy
+from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import c_name, compute_dtype, float64
-from tensorgrad.kernels import fp8
 from tensorgrad.kernels.device import shared_memory_per_block, shared_memory_per_sm, sm_count
-from tensorgrad.kernels.fp8 import Operand
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.kernels.structs import NULL, GradientScale, Targets, address, by_value, pointer
@@ -169,40 +167,6 @@ def rows_forward(
         _block(logits, 512, 4),
         (losses, peaks, pointer(dlogits), *inputs, np.int32(width), np.int32(classes)),
     )
-
-
-def rounds(logits: Array) -> bool:
-    """Whether `rounded_gradient` takes these logits: on Hopper, of 16 bits, in long rows."""
-    if is_numpy(logits) or logits.itemsize != 2 or _held(logits):
-        return False
-    return fp8.refusal(logits.device.id) is None
-
-
-def rounded_gradient(
-    peaks: Array, logits: Array, ids: Array, options: LossOptions, scale: GradientFactor,
-    classes: int, state: Array, reports: bool,
-) -> tuple[Operand, Operand]:  # fmt: skip
-    """Return the gradient of each row in e5m2, and its transpose.
-
-    Args:
-        peaks: from `rows_forward`.
-        logits: (N, width), multiples of 16, C order; see `rounds`.
-        ids, options, scale, classes: as there.
-        state: the scale of the result; see `fp8.quantize`.
-        reports: as there.
-    """
-    height, width = logits.shape
-    q, transposed = (
-        backend.empty(shape, np.dtype(np.uint8), like=logits)
-        for shape in ((height, width), (width, height))
-    )
-    load("cross_entropy_fp8.cu", f"cross_entropy_round<{c_name(logits.dtype)}>")(
-        fp8.grid(height, width),
-        (256,),
-        (q, transposed, state, logits, peaks, _targets(ids, options, classes), scale.pack(),
-         *(np.int32(size) for size in (height, width, classes)), np.bool_(reports)),
-    )  # fmt: skip
-    return Operand(q, fp8.float8_e5m2, state), Operand(transposed, fp8.float8_e5m2, state)
 
 
 def rows_tangent(

@@ -47,7 +47,7 @@ _PROPOSALS = 8  # that the library is asked for: it has no more
 # Values of cublasLtMatmulTile_t:
 _TILES_OF_SHORT_SUMS = (20, 29, 201, 24)  # 128 x 128, 128 x 160, 176 x 128, 256 x 128
 _SQUARE, _NARROW = 209, 247  # 192 x 192, 320 x 64
-_TILES_OF_8_BITS = (20, 29)  # 128 x 128, 128 x 160; the latter loses with a bias and a residual
+_TILES_OF_8_BITS = (29, 20)  # the first takes twice as long with a bias and a residual
 _SHORT_SUMS_OF_8_BITS = 1024  # terms
 _DEFAULT, _WITH_BIAS, _AUXILIARY = 1, 4, 128
 EPILOGUES = {
@@ -251,9 +251,9 @@ def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> 
 
     The first, with three exceptions, measured on an H200: for short sums other tiles, as the
     library's estimates do not hold where the GPU is at its limit of power; and 320 x 64 instead of
-    192 x 192 where the busiest SM then computes less of d; and 128 x 128 or 128 x 160 for short
-    sums of 8-bit operands, which take up to a tenth less then. See docs/chapters/matmul.md,
-    "Choosing among cuBLASLt's proposals".
+    192 x 192 where the busiest SM then computes less of d; and 128 x 160, or 128 x 128 with a bias,
+    for short sums of 8-bit operands, which take up to a tenth less then. See
+    docs/chapters/matmul.md, "Choosing among cuBLASLt's proposals".
 
     Args:
         product: of operands of 8 or 16 bits.
@@ -263,7 +263,7 @@ def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> 
     if product.gelu:
         return 0
     if product.a.dtype.itemsize == 1:
-        wanted = _TILES_OF_8_BITS[: 2 if product.bias is None else 1]
+        wanted = _TILES_OF_8_BITS[product.bias is not None :]
         found = [tiles.index(tile) for tile in wanted if tile in tiles]
         return found[0] if found and _terms(product) <= _SHORT_SUMS_OF_8_BITS else 0
     forward = product.transpose_a and not product.transpose_b  # the layout of x W^T

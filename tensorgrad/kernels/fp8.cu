@@ -19,22 +19,31 @@
 //   q[i][j] = transposed[j][i] = fp8(min(max(x[i][j] * scale, -448), 448));
 //   atomicMax(largest, abs(x[i][j]));
 //
-// Phases: load; what comes before, such as GELU; sums over rows; round, store the rows; store the
-// columns; report the largest.
+// A block takes 128 rows of 64 columns, a warp 32 of 32, a lane 4 of 8: the four rows of a column
+// are a word of the transpose. Words go through shared memory, so that 128 rows of a column are
+// written side by side.
+//
+// Phases: load; GELU or its derivative; sums over rows; round, store the rows; store the columns;
+// report the largest.
 //
 // arch: sm_90a
 // where: T = float | __half | __nv_bfloat16
 // where: NARROW = __half | __nv_bfloat16
-// instantiate: fp8_quantize<{T}, {E4M3 | E5M2}, Plain, {true, false | false, true | true, true},
+// instantiate: fp8_quantize<{T}, {E4M3 | E5M2}, PLAIN, {true, false | false, true | true, true},
 //     false>
-// instantiate: fp8_quantize<{T}, E5M2, Plain, {true, false | true, true}, true>
-// instantiate: fp8_quantize<{NARROW}, E4M3, TakeGelu, true, {true | false}, false>
-// instantiate: fp8_quantize<{NARROW}, E5M2, GeluBackward, true, {true | false}, {true | false}>
+// instantiate: fp8_quantize<{T}, E5M2, PLAIN, {true, false | true, true}, true>
+// instantiate: fp8_quantize<{NARROW}, E4M3, GELU, true, {true | false}, false>
+// instantiate: fp8_quantize<{NARROW}, E5M2, GELU_BACKWARD, true, {true | false}, {true | false}>
 // instantiate: fp8_quantize_matrices<{T}>
 // instantiate: fp8_largest<{T}>
 // instantiate: fp8_update_scales
 #include "exp.cuh"
-#include "fp8_tile.cuh"
+#include "fp8.cuh"
+
+enum Before { PLAIN, GELU, GELU_BACKWARD };   // x = gelu(x); x = x gelu'(beside)
+
+constexpr int ROWS = 128, COLUMNS = 64, THREADS = 256;   // of a block
+constexpr int WORDS = ROWS / 4 + 1;   // of a column in shared memory: lanes write to other banks
 
 struct Fp8Matrix {
     const void* x;
@@ -57,30 +66,112 @@ struct Gelu {
     }
 };
 
-struct TakeGelu {
-    static constexpr bool TWO = false;
-
-    __device__ void begin(int) {}
-    __device__ float operator()(float x, float, int, int) const { return Gelu(x).value; }
-};
-struct GeluBackward {
-    static constexpr bool TWO = true;
-
-    __device__ void begin(int) {}
-    __device__ float operator()(float x, float beside, int, int) const {
-        return x * Gelu(beside).derivative;
+template <typename T, Format FORMAT, Before BEFORE, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
+__device__ inline void quantize_tile(unsigned char* __restrict__ q,
+                                     unsigned char* __restrict__ transposed,
+                                     float* __restrict__ sums, Fp8Scale* state, bool reports,
+                                     const T* __restrict__ x, const T* __restrict__ beside,
+                                     int height, int width, int pitch, int tile_row,
+                                     int tile_column) {
+    __shared__ unsigned words[IN_COLUMNS ? COLUMNS * WORDS : 1];
+    __shared__ float warp_sums[SUMS ? 4 : 1][SUMS ? COLUMNS : 1];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int column_here = warp % 2 * 32 + lane % 4 * 8, row_here = warp / 2 * 32 + lane / 4 * 4;
+    const int column = tile_column * COLUMNS + column_here, row = tile_row * ROWS + row_here;
+    const bool inside = row < height && column < width;   // with all 4 rows and 8 columns
+    // Load.
+    constexpr bool TWO = BEFORE == GELU_BACKWARD;
+    T stored[4][8] = {}, others[TWO ? 4 : 1][8] = {};
+    if (inside)
+        #pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const long long place = (row + r) * (long long)width + column;
+            load_all<8>(stored[r], x + place);
+            if constexpr (TWO) load_all<8>(others[r], beside + place);
+        }
+    // GELU or its derivative.
+    float values[4][8];
+    Fp8Meter meter;
+    #pragma unroll
+    for (int r = 0; r < 4; ++r)
+        #pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            float value = to_compute(stored[r][c]);
+            if constexpr (BEFORE == GELU) value = Gelu(value).value;
+            if constexpr (TWO) value *= Gelu(to_compute(others[r][c])).derivative;
+            values[r][c] = value;
+        }
+    // Sums over rows.
+    if constexpr (SUMS) {
+        #pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            float sum = (values[0][c] + values[1][c]) + (values[2][c] + values[3][c]);
+            #pragma unroll
+            for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+            if (lane < 4) warp_sums[warp / 2][column_here + c] = sum;
+        }
     }
-};
+    // Round, store the rows.
+    const float scale = state->scale;
+    #pragma unroll
+    for (int r = 0; r < 4; ++r) meter.see<FORMAT>(values[r], scale);
+    unsigned rounded[4][2];
+    #pragma unroll
+    for (int r = 0; r < 4; ++r)
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float four[4];
+            #pragma unroll
+            for (int c = 0; c < 4; ++c) four[c] = values[r][half * 4 + c] * scale;
+            rounded[r][half] = round_to_fp8<FORMAT>(four);
+        }
+    if (IN_ROWS && inside)
+        #pragma unroll
+        for (int r = 0; r < 4; ++r)
+            *reinterpret_cast<uint2*>(q + (row + r) * (long long)width + column) =
+                make_uint2(rounded[r][0], rounded[r][1]);
+    // Store the columns.
+    if constexpr (IN_COLUMNS) {
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unsigned across[4];
+            transpose_bytes(across, rounded[0][half], rounded[1][half], rounded[2][half],
+                            rounded[3][half]);
+            #pragma unroll
+            for (int c = 0; c < 4; ++c)
+                words[(column_here + half * 4 + c) * WORDS + row_here / 4] = across[c];
+        }
+    }
+    if (IN_COLUMNS || SUMS) __syncthreads();
+    if constexpr (IN_COLUMNS) {
+        const int first = tile_row * ROWS + lane * 4;
+        #pragma unroll
+        for (int i = 0; i < COLUMNS / 8; ++i) {
+            const int c = warp * (COLUMNS / 8) + i, to = tile_column * COLUMNS + c;
+            if (first < height && to < width)
+                *reinterpret_cast<unsigned*>(transposed + to * (long long)pitch + first) =
+                    words[c * WORDS + lane];
+        }
+    }
+    if constexpr (SUMS) {
+        const int c = threadIdx.x, to = tile_column * COLUMNS + c;
+        if (c < COLUMNS && to < width)
+            sums[tile_row * (long long)width + to] = (warp_sums[0][c] + warp_sums[1][c])
+                                                   + (warp_sums[2][c] + warp_sums[3][c]);
+    }
+    // Report the largest.
+    if (reports) meter.report(state);
+}
 
 // sums: (row tiles, width). pitch: from one column of the transpose to the next. reports: add the
 // largest |x| and the count of clipped values.
-template <typename T, Format FORMAT, typename Before, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
-__global__ void __launch_bounds__(THREADS, Before::TWO ? 3 : 4)
+template <typename T, Format FORMAT, Before BEFORE, bool IN_ROWS, bool IN_COLUMNS, bool SUMS>
+__global__ void __launch_bounds__(THREADS, BEFORE == GELU_BACKWARD ? 3 : 4)
 fp8_quantize(unsigned char* __restrict__ q, unsigned char* __restrict__ transposed,
              float* __restrict__ sums, Fp8Scale* state, const T* __restrict__ x,
              const T* __restrict__ beside, int height, int width, int pitch, bool reports) {
-    quantize_tile<T, FORMAT, IN_ROWS, IN_COLUMNS, SUMS>(
-        Before(), q, transposed, sums, state, reports, x, beside, height, width, pitch, blockIdx.y,
+    quantize_tile<T, FORMAT, BEFORE, IN_ROWS, IN_COLUMNS, SUMS>(
+        q, transposed, sums, state, reports, x, beside, height, width, pitch, blockIdx.y,
         blockIdx.x);
 }
 
@@ -95,9 +186,9 @@ fp8_quantize_matrices(const Fp8Matrix* __restrict__ matrices, int count) {
     }
     const Fp8Matrix m = matrices[low];
     const int across = (m.width + COLUMNS - 1) / COLUMNS, tile = blockIdx.x - m.first_tile;
-    quantize_tile<T, E4M3, true, true, false>(
-        Plain(), m.rows, m.columns, nullptr, m.scale, true, static_cast<const T*>(m.x), nullptr,
-        m.height, m.width, m.height, tile / across, tile % across);
+    quantize_tile<T, E4M3, PLAIN, true, true, false>(
+        m.rows, m.columns, nullptr, m.scale, true, static_cast<const T*>(m.x), nullptr, m.height,
+        m.width, m.height, tile / across, tile % across);
 }
 
 template <typename T>

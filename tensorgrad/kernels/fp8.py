@@ -43,11 +43,6 @@ def refusal(device: int) -> str | None:
     return None if capability(device) == 90 else "a GPU of compute capability 9.0 (Hopper)"
 
 
-def grid(height: int, width: int) -> tuple[int, int]:
-    """Return the blocks that round a matrix, in columns and rows of tiles."""
-    return -(-width // _COLUMNS), -(-height // _ROWS)
-
-
 def quantize(
     x: Array,
     dtype: Dtype,
@@ -78,17 +73,17 @@ def quantize(
         Operands (N, C) and (C, N), and sums (parts, C), float32, whose rows add up to that of x.
     """
     height, width = x.shape
-    tiles = grid(height, width)
+    grid = (-(-width // _COLUMNS), -(-height // _ROWS))
     q = backend.empty((height, width), _UINT8, like=x) if rows else None
     transposed = backend.empty((width, height), _UINT8, like=x) if columns else None
-    parts = backend.empty((tiles[1], width), float32, like=x) if sums else None
-    before = "TakeGelu" if gelu else "Plain" if gelu_of is None else "GeluBackward"
+    parts = backend.empty((grid[1], width), float32, like=x) if sums else None
+    before = "GELU" if gelu else "PLAIN" if gelu_of is None else "GELU_BACKWARD"
     flags = ", ".join("true" if flag else "false" for flag in (rows, columns, sums))
     kernel = load(_FILE, f"fp8_quantize<{c_name(x.dtype)}, {_format(dtype)}, {before}, {flags}>")
     arguments = (pointer(q), pointer(transposed), pointer(parts), scale, x, pointer(gelu_of))
     sizes = height, width, height
     numbers = (*(number("i4", size) for size in sizes), number("?", reports))
-    kernel(tiles, (_THREADS,), (*arguments, *numbers))
+    kernel(grid, (_THREADS,), (*arguments, *numbers))
     return (
         None if q is None else Operand(q, dtype, scale),
         None if transposed is None else Operand(transposed, dtype, scale),

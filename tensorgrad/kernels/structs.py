@@ -256,7 +256,7 @@ class ScoreArguments(Struct):
 class Targets(Struct):
     """The targets of cross-entropy and the options of the loss."""
 
-    sources = ("cross_entropy.cuh",)
+    sources = ("cross_entropy.cu",)
     _fields_ = (
         ("ids", c_void_p),
         *_fields(c_int64, "ignored ignores"),
@@ -267,7 +267,7 @@ class Targets(Struct):
 class GradientScale(Struct):
     """The factor of the gradient of a row: dy / count."""
 
-    sources = ("cross_entropy.cuh",)
+    sources = ("cross_entropy.cu",)
     cuda_name = "GradientScale<float>"
     _fields_ = (*_fields(c_void_p, "dy count"), ("stride", c_int64))
 

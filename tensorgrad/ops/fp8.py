@@ -12,7 +12,7 @@ that of a product of the rounded operands: rounding itself counts as the identit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -48,7 +48,6 @@ from tensorgrad.ops.matmul import flat
 INVERSE, SCALE, PEAK, CLIPPED = 0, 1, 2, 3  # of a tensor's state, as in kernels/fp8.cuh
 LIMITS = {float8_e4m3: 448.0, float8_e5m2: 57344.0}  # the largest numbers
 _LEAST, _MOST = -126, 126  # exponents of scales
-Pair = tuple[Operand, Operand]  # a matrix and its transpose
 _SOURCES = (bfloat16, float16, float32)
 
 
@@ -181,12 +180,7 @@ def measure(x: Array, dtype: Dtype, scale: Array) -> None:
         _report_numpy(upcast(x), scale)
     else:
         fp8_cuda.largest(x, scale)
-    _choose(scale, dtype)
-
-
-def _choose(scale: Array, dtype: Dtype) -> None:
-    """Choose the scale of a tensor from the peak that was reported; forget the peak."""
-    xp = backend.namespace(scale)
+    xp = backend.namespace(x)
     history, turn = xp.zeros((1, 1), float32), xp.zeros(1, np.int32)
     limits = xp.full(1, LIMITS[dtype], float32)
     update_scales(scale.reshape(1, 4), history, turn, limits)
@@ -314,36 +308,21 @@ class Head:
         rows, self._x, _ = quantize(x, float8_e4m3, self._scales.x, reports=self._scales.reports)
         return product(rows, self._weight, dtype)
 
-    def round_gradient(self, rounded: Callable[[Array, bool], Pair]) -> Pair:
-        """Return the gradient of logits and its transpose, from a kernel that rounds it.
-
-        Args:
-            rounded: takes the scale, and whether to report.
-        """
-        scales = self._scales
-        if scales.measures:
-            rounded(scales.dy, True)
-            _choose(scales.dy, float8_e5m2)
-        return rounded(scales.dy, scales.reports)
-
-    def gradients(
-        self, dlogits: Array | Pair, dx: Array | None, dweight: Array | None, add: bool
-    ) -> None:
+    def gradients(self, dlogits: Array, dx: Array | None, dweight: Array | None, add: bool) -> None:
         """Write dlogits W, and dlogits^T x or its sum with that of the chunks before.
 
         Args:
-            dlogits: of the chunk, (rows, V); or from `round_gradient`.
+            dlogits: of the chunk, (rows, V).
             dx: (rows, C), or None.
             dweight: (V, C), or None.
             add: whether there were chunks before.
         """
-        if isinstance(dlogits, tuple):
-            q, transposed = dlogits
-        else:
-            q, transposed, _ = quantize(
-                dlogits, float8_e5m2, self._scales.dy, measures=self._scales.measures,
-                reports=self._scales.reports,
-            )  # fmt: skip
+        if dx is None and dweight is None:
+            return
+        q, transposed, _ = quantize(
+            dlogits, float8_e5m2, self._scales.dy, measures=self._scales.measures,
+            columns=dweight is not None, reports=self._scales.reports,
+        )  # fmt: skip
         if dx is not None:
             product_into(dx, q, self._transposed)
         if dweight is not None:

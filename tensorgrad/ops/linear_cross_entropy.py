@@ -18,7 +18,6 @@ Tests: tests/ops/test_linear_cross_entropy.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,17 +216,9 @@ class _ChunkedLoss(NamedTuple):
             if bias is not None:
                 logits += bias
                 logits = logits.astype(working, copy=False)
-            rounds = narrow is not None and dbias is None and cross_entropy_cuda.rounds(logits)
-            dlogits: Any = logits if any(needs) and not rounds else None
-            peaks = self._losses(losses, dlogits, logits, piece, scale)
-            if narrow is not None and any(needs):
-                if rounds:
-                    rounded = partial(
-                        cross_entropy_cuda.rounded_gradient, peaks, logits, self.ids[piece],
-                        self.options, _part(scale, piece), self.classes,
-                    )  # fmt: skip
-                    dlogits = narrow.round_gradient(rounded)
-                narrow.gradients(dlogits, None if dx is None else dx[piece], dweight, start > 0)
+            self._losses(losses, logits if any(needs) else None, logits, piece, scale)
+            if narrow is not None:
+                narrow.gradients(logits, None if dx is None else dx[piece], dweight, start > 0)
             elif dx is not None:
                 product_into(dx[piece], logits, weight, kernel=kernel)
             if narrow is None and dweight is not None:
@@ -249,32 +240,21 @@ class _ChunkedLoss(NamedTuple):
         logits: Array,
         piece: slice,
         scale: GradientFactor,
-    ) -> Array | None:
-        """Write the losses of a chunk and, unless `dlogits` is None, the gradient of its logits.
-
-        Returns:
-            On the GPU the maximum of each row and its sum of exp(logit - maximum), (2, rows).
-        """
+    ) -> None:
+        """Write the losses of a chunk and, unless `dlogits` is None, the gradient of its logits."""
         ids, options, classes = self.ids[piece], self.options, self.classes
-        scale = _part(scale, piece)
+        if scale.dy is not None and scale.dy.size > 1:
+            scale = GradientFactor(scale.dy[piece], scale.divisor)
         if self.counted is None:
             peaks = backend.empty((2, len(ids)), losses.dtype, like=losses)
             cross_entropy_cuda.rows_forward(
                 losses[piece], peaks, dlogits, logits, ids, options, scale, classes
             )
-            return peaks
+            return
         factor = _factor(scale, losses.dtype)
         rows_numpy(
             losses[piece], dlogits, logits, ids, self.counted[piece], options, factor, classes
         )
-        return None
-
-
-def _part(scale: GradientFactor, rows: slice) -> GradientFactor:
-    """Return the factor of the gradients of some rows."""
-    if scale.dy is None or scale.dy.size == 1:
-        return scale
-    return GradientFactor(scale.dy[rows], scale.divisor)
 
 
 def rows_at_a_time(op: str, chunk: int | None, rows: int, row_bytes: int, on_host: bool) -> int:

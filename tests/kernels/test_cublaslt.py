@@ -62,10 +62,12 @@ def test_short_sums_of_8_bits_take_small_tiles() -> None:
             a=product.a._replace(dtype=float8_e4m3), b=product.b._replace(dtype=float8_e5m2)
         )
 
-    assert preferred(narrow(1024), TILES) == 20
+    assert preferred(narrow(1024), TILES) == 29
     assert preferred(narrow(1040), TILES) == 209
-    assert preferred(narrow(768), [209, 29]) == 29
-    assert preferred(narrow(768)._replace(bias=bfloat16), [209, 29]) == 209
+    assert preferred(narrow(768), [209, 20]) == 20
+    with_bias = narrow(768)._replace(bias=bfloat16)
+    assert preferred(with_bias, TILES) == 20
+    assert preferred(with_bias, [209, 29]) == 209
 
 
 def test_longer_sums_take_narrow_tiles_where_they_divide_the_work_better() -> None:

@@ -237,20 +237,15 @@ def test_the_hidden_layer_is_rounded_once(
         assert host[2] == pytest.approx(abs(peak).max(), rel=0.02)
 
 
-@pytest.mark.parametrize("classes", [48, 1104])
-def test_logits_of_8_bits(classes: int, device: str) -> None:
+def test_logits_of_8_bits(device: str) -> None:
     rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((96, 64), (classes, 64))]
-    targets = rng.integers(0, classes - 8, 96)
-    targets[::7] = -100
-    targets = backend.to_device(targets, device)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((96, 64), (48, 64))]
+    targets = backend.to_device(rng.integers(0, 48, 96), device)
     found = []
     for precision in ("bfloat16", "fp8"):
         x, w = (Tensor(backend.to_device(array, device), True) for array in arrays)
         with autocast(precision):
-            loss = tg.linear_cross_entropy(
-                x, w, targets, chunk=32, label_smoothing=0.1, vocab_size=classes - 8
-            )
+            loss = tg.linear_cross_entropy(x, w, targets, chunk=32)
         loss.backward()
         found.append([loss.item(), *(backend.to_numpy(t.grad) for t in (x, w))])
     (plain, *gradients), (narrow, *narrow_gradients) = found

@@ -42,10 +42,6 @@ constexpr int N = 192, CLUSTER = 2, STAGES = 4, BOXES = N / 64;
 constexpr int PRODUCER_REGISTERS = 104, CONSUMER_REGISTERS = 152;   // a thread's
 constexpr int CONSUMER_WARPS = 8, EPILOGUE_WARPS = 7, THREADS = 512;
 constexpr int PAIRS = CONSUMER_WARPS * BOXES / 2;   // of boxes, below each other
-// Items of the epilogue warps: of GELU8, which takes longer, the halves of pairs; and how often the
-// boxes of a consumer warp are opened.
-template <Rounded ROUNDED> constexpr int ITEMS = ROUNDED == GELU8 ? 2 * PAIRS : PAIRS;
-template <Rounded ROUNDED> constexpr int OPENED = ROUNDED == GELU8 ? 2 * BOXES : BOXES;
 constexpr int A_BYTES = M * SWIZZLE, B_BYTES = N * SWIZZLE;
 
 // Shared memory of a block: the stages, boxes for the 16 rows of each consumer warp, its bias.
@@ -62,23 +58,24 @@ struct RoundedResult {
     int reports;
 };
 
-// scale times GELU of 8 values, and its derivatives, by the approximation of tanh, whose
-// error of 2^-11 is far below that of 8 bits. With s = (1 + t) / 2, t = tanh(u), the derivative is
-// s + x (1 - t^2) / 2 du/dx.
-struct RoundedGeluOf8 {
-    static constexpr float A = 0.7978845608028654f, B = A * 0.044715f;
+// GELU of 8 values and its derivatives, as GeluOf8, by the approximation of tanh: its error of
+// 2^-11 is far below that of 8 bits.
+template <typename T> struct RoundedGeluOf8 {
+    static constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
+    float y[8];
     unsigned bytes[8];
 
-    __device__ explicit RoundedGeluOf8(float (&x)[8], float half_scale) {
+    __device__ explicit RoundedGeluOf8(const float (&x)[8]) {
         #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const float square = x[e] * x[e];
             float t;
-            asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x[e] * (B * square + A)));
-            // Where 1 - t^2 is 0 the other factor must be finite.
-            const float slope = x[e] * (3 * B / 2 * fminf(square, 1e18f) + A / 2);
-            bytes[e] = derivative_byte(slope * (1 - t * t) + (0.5f * t + 0.5f));
-            x[e] *= half_scale * t + half_scale;
+            asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x[e] * (A / 2 + B / 2 * square)));
+            const float s = 0.5f * t + 0.5f;
+            y[e] = x[e] * s;
+            // Where s is 0 or 1, 0 is multiplied with du, which must be finite.
+            const float du = 3 * B * fminf(square, 1e30f) + A;
+            bytes[e] = derivative_byte((y[e] - y[e] * s) * du + s);
         }
     }
 };
@@ -88,16 +85,16 @@ struct RoundedGeluOf8 {
 // of a row, eight of a column.
 //
 // box, derivatives: of this lane's rows; the rows of the lane begin at `first` there. unit: of 8
-// columns in the box. rows, columns: of the lane in the result, of `width` columns.
+// columns in the box. row, column: of the lane in the result.
 template <typename T, Rounded ROUNDED>
 __device__ inline void round_block(unsigned char* box, unsigned char* derivatives, int first,
-                                   int unit, unsigned char* rows, unsigned char* columns, int width,
-                                   int pitch, bool inside, float scale, float (&sums)[8],
+                                   int unit, const RoundedResult& result, int row, int column,
+                                   int columns, bool inside, float scale, float (&sums)[8],
                                    Fp8Meter& meter) {
     constexpr Format FORMAT = ROUNDED == GELU8 ? E4M3 : E5M2;
     unsigned rounded[4][2];
     #pragma unroll
-    for (int r = 0; r < 4; ++r, rows += width) {
+    for (int r = 0; r < 4; ++r) {
         const uint4 words = *reinterpret_cast<uint4*>(piece_at(box, first + r, unit));
         float y[8];
         #pragma unroll
@@ -107,32 +104,36 @@ __device__ inline void round_block(unsigned char* box, unsigned char* derivative
             y[e + 1] = pair.y;
         }
         if constexpr (ROUNDED == GELU8) {
-            const RoundedGeluOf8 gelu(y, scale / 2);
+            const RoundedGeluOf8<T> gelu(y);
             store_if(inside, derivatives + derivative_unit(first + r, unit),
                      make_uint2(joined(gelu.bytes), joined(gelu.bytes + 4)));
+            #pragma unroll
+            for (int e = 0; e < 8; ++e) y[e] = gelu.y[e];
         } else {
             #pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                sums[e] = r == 0 ? y[e] : sums[e] + y[e];
-                y[e] *= scale;
-            }
+            for (int e = 0; e < 8; ++e) sums[e] = r == 0 ? y[e] : sums[e] + y[e];
         }
-        meter.see<FORMAT>(y, 1);
-        const float(&low)[4] = reinterpret_cast<float(&)[4]>(y[0]),
-                   (&high)[4] = reinterpret_cast<float(&)[4]>(y[4]);
-        rounded[r][0] = round_to_fp8<FORMAT>(low);
-        rounded[r][1] = round_to_fp8<FORMAT>(high);
-        store_if(inside, rows, make_uint2(rounded[r][0], rounded[r][1]));
+        meter.see<FORMAT>(y, scale);
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float four[4];
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) four[e] = y[half * 4 + e] * scale;
+            rounded[r][half] = round_to_fp8<FORMAT>(four);
+        }
+        store_if(inside, result.rows + (row + r) * (long long)columns + column,
+                 make_uint2(rounded[r][0], rounded[r][1]));
     }
     if (!inside) return;
+    unsigned char* to = result.columns + column * (long long)result.pitch + row;
     #pragma unroll
     for (int half = 0; half < 2; ++half) {
         unsigned words[4];
         transpose_bytes(words, rounded[0][half], rounded[1][half], rounded[2][half],
                         rounded[3][half]);
         #pragma unroll
-        for (int e = 0; e < 4; ++e, columns += pitch)
-            *reinterpret_cast<unsigned*>(columns) = words[e];
+        for (int e = 0; e < 4; ++e)
+            *reinterpret_cast<unsigned*>(to + (half * 4 + e) * (long long)result.pitch) = words[e];
     }
 }
 
@@ -171,7 +172,7 @@ matmul_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
             empty[s].init(2 * CLUSTER);   // the consumer warpgroups of all blocks of the cluster
         }
         for (int w = 0; w < CONSUMER_WARPS; ++w) {
-            open[w].init(OPENED<ROUNDED>);
+            open[w].init(BOXES);
             filled[w].init(1);
         }
         queue.init(CLUSTER * (EPILOGUE_WARPS + CONSUMER_WARPS) + CLUSTER - 1);
@@ -221,15 +222,14 @@ matmul_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
             unsigned parity = 0;
             Fp8Meter meter;
             const float scale = result.scale->scale;
-            // Open the boxes of an item for the next tile, with their derivatives.
+            // Open two boxes for the next tile, with their derivatives.
             auto prepare = [&](int i, const TileOrigin& origin) {   // lane 0
                 #pragma unroll
                 for (int below = 0; below < 2; ++below) {
-                    const int w = i % (CONSUMER_WARPS / 2) * 2 + below;
+                    const int w = i / BOXES * 2 + below, c = i % BOXES;
                     if (ROUNDED == GELU8) {
                         open[w].arrive();
                     } else {
-                        const int c = i / (CONSUMER_WARPS / 2);
                         const unsigned char* from = derivatives_at(origin, w, c);
                         open[w].arrive_expect_tx(from ? DERIVATIVE_BOX : 0);
                         if (from) bulk_load(storage.boxes[w][c], from, DERIVATIVE_BOX, open[w]);
@@ -238,10 +238,9 @@ matmul_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
             };
             // A lane's rows are in one of two boxes, of consumer warps that are below each other.
             const int unit = lane % 4, quad = lane / 4, first = quad % 4 * 4;
-            constexpr int HALVES = 2 * PAIRS / ITEMS<ROUNDED>;   // of an item
             bool more = scheduler.next(work);
             if (more && lane == 0)
-                for (int i = warp; i < ITEMS<ROUNDED>; i += EPILOGUE_WARPS)
+                for (int i = warp; i < PAIRS; i += EPILOGUE_WARPS)
                     prepare(i, origin_at(work.tile));
             while (more) {
                 const TileOrigin origin = origin_at(work.tile);
@@ -250,23 +249,21 @@ matmul_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
                 // Wait for sums, take GELU of them or add up their rows, round and store them; open
                 // their boxes for the next tile.
                 #pragma unroll 1
-                for (int i = warp; i < ITEMS<ROUNDED>; i += EPILOGUE_WARPS) {
-                    const int pair = i % (CONSUMER_WARPS / 2) * 2, w = pair + quad / 4;
+                for (int i = warp; i < PAIRS; i += EPILOGUE_WARPS) {
+                    const int pair = i / BOXES * 2, c = i % BOXES, w = pair + quad / 4;
                     filled[pair].wait(parity);
                     filled[pair + 1].wait(parity);
                     const int row = origin.row + pair * 16 + quad * 4;
+                    unsigned char* derivatives =
+                        ROUNDED == GELU8 ? derivatives_at(origin, w, c) : nullptr;
                     #pragma unroll 1
-                    for (int half = 0; half < HALVES; ++half) {
-                        const int place = (i / (CONSUMER_WARPS / 2)) * HALVES + half, c = place / 2,
-                                  column = origin.column + place * 32 + unit * 8;
+                    for (int half = 0; half < 2; ++half) {
+                        const int column = origin.column + c * 64 + half * 32 + unit * 8;
                         const bool inside = row < p.rows && column < p.columns;
                         float sums[8];
-                        round_block<T, ROUNDED>(
-                            storage.boxes[w][c],
-                            ROUNDED == GELU8 ? derivatives_at(origin, w, c) : nullptr, first,
-                            place % 2 * 4 + unit, result.rows + row * (long long)p.columns + column,
-                            result.columns + column * (long long)result.pitch + row, p.columns,
-                            result.pitch, inside, scale, sums, meter);
+                        round_block<T, ROUNDED>(storage.boxes[w][c], derivatives, first,
+                                                half * 4 + unit, result, row, column, p.columns,
+                                                inside, scale, sums, meter);
                         if (ROUNDED == SCALED8) {
                             const float sum = sum_over_quads(sums);
                             const int part = (origin.row + pair * 16) / 32;
@@ -276,11 +273,13 @@ matmul_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
                         }
                     }
                     __syncwarp();
-                    if (more && lane == 0) prepare(i, next);
+                    if (more && lane == 0) {
+                        fence_proxy_async();
+                        prepare(i, next);
+                    }
                 }
                 parity ^= 1;
             }
-            meter.largest *= result.scale->inverse;
             if (result.reports) meter.report_warp(result.scale);
         }
     } else {   // consumers
@@ -334,7 +333,6 @@ matmul_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
                 if (ROUNDED == SCALED8) multiply_by_derivatives(own, storage.boxes[w][c]);
                 fill_box<T>(storage.boxes[w][c], own);
             }
-            if (ROUNDED == SCALED8) fence_proxy_async();   // the box is loaded next
             __syncwarp();
             if (lane == 0) filled[w].arrive();
             parity ^= 1;
