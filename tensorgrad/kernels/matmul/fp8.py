@@ -10,7 +10,7 @@ from functools import cache
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.dtypes import Dtype, float32
+from tensorgrad.core.dtypes import Dtype, bfloat16, float32
 from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.cublaslt import CublasProduct, Matrix
@@ -43,7 +43,7 @@ def multiply(
     Args:
         y: (M, N), of 16 bits or float32, C order.
         a, b: (M, K) and (N, K), multiples of 16, not both e5m2.
-        bias: (N,), bfloat16.
+        bias: (N,), like y of 16 bits.
         residual: like y.
         add: add to y instead of overwriting it; without a residual.
         fast: whether sums stay in the tensor cores, which keep 14 bits of them; otherwise they are
@@ -118,13 +118,16 @@ def rounded_gelu(
 
     Args:
         a, b: (M, K) and (N, K), of e4m3.
-        bias: (N,), bfloat16 or float32, C order.
+        bias: (N,), any float dtype.
         scale: of the result.
         reports: whether its largest magnitude and the number of clipped elements are counted.
 
     Returns:
         Operands (M, N) and (N, M); and the derivative as of `sm90.derivative_for`.
     """
+    if bias is not None and (bias.dtype not in (bfloat16, float32) or bias.data.ptr % 8):
+        bias = bias.astype(float32)  # in new memory
+    bias = None if bias is None else backend.contiguous(bias)
     derivative = derivative_for(len(a.bits), len(b.bits), a.bits)
     rows, columns = _round("GELU8", a, b, float8_e4m3, scale, reports, bias, derivative, None)
     return rows, columns, derivative
