@@ -110,6 +110,19 @@ def test_a_run_of_8_bits_resumes_to_the_same_bits(tmp_path: Path, device: str) -
     assert len(part.scaler.names) == 4
 
 
+def test_clipped_elements_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(tmp_path, dtype="fp8", model_config=replace(MODEL, layers=3))
+    with caplog.at_level(logging.INFO):
+        trainer._tell_clipped({"a": (1, 0, 2), "b": (0, 0, 0)})
+        trainer._tell_clipped({"a": (1, 0, 2), "b": (0, 0, 0)})
+        trainer._tell_clipped({"a": (1, 0, 3), "b": (0, 4, 0)})
+    told = [record.getMessage() for record in caplog.records if "clipped" in record.getMessage()]
+    assert told == [
+        "step 0: 3 elements were clipped to 8 bits since the last time, 3 with a",
+        "step 0: 5 elements were clipped to 8 bits since the last time, 4 with b",
+    ]
+
+
 @pytest.mark.parametrize("optimizer", ["muon", "lion", "adafactor", "sgd"])
 def test_a_run_with_any_optimizer_learns_and_resumes(tmp_path: Path, optimizer: str) -> None:
     options: dict[str, Any] = {
