@@ -272,6 +272,10 @@ class DataParallel(Strategy):
                 all_reduce_gradients(grad, self._comm)
         self._share_untouched(flat)
 
+    def reduce_largest(self, values: Array) -> None:
+        """Replace integers by the largest over the ranks, in place."""
+        self._comm.all_reduce(values, "max")
+
     def _prepared(self) -> Any:
         """Return the parameters of `prepare`."""
         if self._flat is None:

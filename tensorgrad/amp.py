@@ -1,8 +1,11 @@
-"""Automatic mixed precision: matrix products in 16 bits or TF32, all other ops unchanged.
+"""Automatic mixed precision: matrix products in 8 or 16 bits or TF32, all other ops unchanged.
 
 Inside `autocast("bfloat16")` the operands of matmul, linear, einsum and attention are cast to
 bfloat16, each tensor once however many products use it. Gradients come back in the dtype of the
 parameters: a product adds the gradient of a weight to the float32 gradient without rounding first.
+
+Inside `autocast("fp8")` so are those of attention, matmul and einsum; the products of linear layers
+are computed in 8 bits, with a scale for each tensor (ops/fp8.py).
 
 Inside `autocast("tf32")` nothing is cast: products of float32 operands run on tensor cores, which
 round the operands to 10 bits of mantissa and add in float32. An op keeps the choice for its
@@ -21,7 +24,7 @@ from tensorgrad.core import nodes
 from tensorgrad.core.arrays import converted
 from tensorgrad.core.backend import Array, is_numpy
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, float64, is_float
-from tensorgrad.core.errors import DtypeError
+from tensorgrad.core.errors import ArgumentError, DtypeError
 from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.record import cast_of
 from tensorgrad.core.tensor import Tensor
@@ -30,12 +33,15 @@ from tensorgrad.kernels.matmul import TF32
 
 __all__ = ["autocast"]
 
-AUTOCAST = (TF32, "bfloat16", "float16")  # the dtypes of `autocast`
+FP8 = "fp8"  # in place of a kernel: products of linear layers in 8 bits
+AUTOCAST = (TF32, "bfloat16", "float16", FP8)  # the dtypes of `autocast`
 
 
 @contextmanager
-def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[None]:
-    """Compute matrix products in 16 bits or TF32 inside the `with` block, in this thread.
+def autocast(
+    dtype: DtypeLike = "bfloat16", enabled: bool = True, *, scales: Any = None
+) -> Iterator[None]:
+    """Compute matrix products in 8 or 16 bits or TF32 inside the `with` block, in this thread.
 
     Blocks nest: the innermost decides; `enabled=False` computes in the operands' own types. Tensors
     that an optimizer or an assignment changed are cast again; direct changes of `tensor.data` take
@@ -44,11 +50,17 @@ def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[No
     Args:
         dtype: "bfloat16" or "float16"; or "tf32": all arrays stay float32, and products of float32
             operands may round them to TF32. That is for GPUs of compute capability 8.0 and later;
-            elsewhere, the CPU included, products stay in float32.
+            elsewhere, the CPU included, products stay in float32. Or "fp8": linear layers whose
+            lengths are multiples of 16 multiply in 8 bits, on Hopper and on the CPU; all else as
+            for "bfloat16".
         enabled: whether to do so at all.
+        scales: with "fp8", an `optim.Fp8Scales`, which has scales for the layers of a model, chosen
+            from earlier steps; other layers compute in bfloat16. None: each tensor is measured
+            before it is rounded.
 
     Raises:
         DtypeError: another dtype.
+        ArgumentError: scales with another dtype than "fp8".
 
     Example:
         >>> x, w = tg.ones((2, 3)), tg.ones((3, 4))
@@ -57,10 +69,13 @@ def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[No
         >>> y.dtype, (x @ w).dtype
         (dtype(bfloat16), dtype('float32'))
     """
-    name = TF32 if isinstance(dtype, str) and dtype == TF32 else as_dtype(dtype).name
+    is_name = isinstance(dtype, str) and dtype in (TF32, FP8)
+    name = str(dtype) if is_name else as_dtype(dtype).name
     if name not in AUTOCAST:
-        raise DtypeError(f"autocast: dtype is {name}, expected bfloat16, float16 or tf32")
-    with replaced(mode, autocast=Casts(name) if enabled else None):
+        raise DtypeError(f"autocast: dtype is {name}, expected bfloat16, float16, fp8 or tf32")
+    if scales is not None and name != FP8:
+        raise ArgumentError(f"autocast: scales are given for {name}, expected None")
+    with replaced(mode, autocast=Casts(name, scales) if enabled else None):
         yield
 
 
@@ -69,13 +84,24 @@ class Casts:
 
     Args:
         precision: one of AUTOCAST.
+        scales: of products in 8 bits; see `autocast`.
+
+    Attributes:
+        dtype: that operands are cast to; None for TF32.
+        rounded_at: the number of the latest assignment before weights were rounded to 8 bits.
     """
 
-    def __init__(self, precision: str) -> None:
-        self.precision = precision
-        self.dtype = None if precision == TF32 else as_dtype(precision)
+    def __init__(self, precision: str, scales: Any = None) -> None:
+        self.precision, self.scales = precision, scales
+        dtype = "bfloat16" if precision == FP8 else precision
+        self.dtype = None if precision == TF32 else as_dtype(dtype)
+        self.rounded_at = -1
         self._version = -1  # number of the latest assignment to a tensor before them
         self._made: dict[int, tuple[Any, Tensor]] = {}  # by the id of the tensor that was cast
+
+    def again(self) -> Casts:
+        """Return casts for a block of the same precision, which have made none."""
+        return Casts(self.precision, self.scales)
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return a float tensor in the dtype; float64 and all else stays, as all does for TF32."""

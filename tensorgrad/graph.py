@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import random
-from tensorgrad.amp import autocast
 from tensorgrad.core import backend, instrument, nodes
 from tensorgrad.core.backend import Array
 from tensorgrad.core.checks import check_integer
@@ -655,7 +654,7 @@ def _reason(error: BaseException) -> str:
 def _casts_of_its_own() -> Iterator[None]:
     """Inside `autocast`, cast again: a replay must cast what parameters hold by then."""
     casts = mode.autocast
-    with nullcontext() if casts is None else autocast(casts.precision):
+    with nullcontext() if casts is None else replaced(mode, autocast=casts.again()):
         yield
 
 
@@ -668,8 +667,9 @@ def _key(arguments: list[Any]) -> tuple[Any, ...]:
         found.append(
             (type(argument), array.shape, array.dtype) if is_array else (type(argument), argument)
         )
-    casts = None if mode.autocast is None else mode.autocast.precision
-    return (*found, mode.grad_enabled, casts)
+    casts = mode.autocast
+    precision = None if casts is None else (casts.precision, id(casts.scales))
+    return (*found, mode.grad_enabled, precision)
 
 
 def _seeded(state: Mapping[str, int]) -> tuple[int, int]:

@@ -294,6 +294,31 @@ def attention() -> Drawing:
     return d
 
 
+def fp8() -> Drawing:
+    """Draw what a linear layer keeps in 8 bits, and which product takes it."""
+    d = Drawing("Each product takes two operands of 8 bits, whose terms lie along rows", 268)
+    d.text(10, 20, "rounded in one pass: as it is, and transposed", bold=True)
+    rows = (("x", "e4m3", BLUE), ("W", "e4m3", GREEN), ("dy", "e5m2", ORANGE))
+    for number, (name, kind, fill) in enumerate(rows):
+        y = 34 + 40 * number
+        d.box(10, y, 64, 28, f"{name}, 16 bits", size=7.5)
+        d.line((74, y + 14), (97, y + 14))
+        d.box(98, y, 100, 28, f"{name} in {kind}", fill=fill)
+        d.box(214, y, 136, 28, f"{name} transposed", fill=fill)
+    d.text(10, 172, "three products, each of two of these", bold=True)
+    products = (
+        ("y = x W^T", "x, W", "16 bits"),
+        ("dx = dy W", "dy, W transposed", "16 bits"),
+        ("dW += dy^T x", "dy, x, both transposed", "float32"),
+    )
+    for number, (product_, operands, result) in enumerate(products):
+        y = 182 + 27 * number
+        d.box(10, y, 92, 22, product_)
+        d.box(114, y, 164, 22, operands)
+        d.box(290, y, 60, 22, result)
+    return d
+
+
 def decoding() -> Drawing:
     """Draw caches of three sequences, and the splits of one of them."""
     d = Drawing("A step adds a token to each cache and reads the cache in splits", 300)
@@ -431,6 +456,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
             norms,
             softmax,
             matmul,
+            fp8,
             attention,
         ),
         *(decoding, optimizer, graphs, parallel, planning),

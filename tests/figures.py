@@ -198,6 +198,38 @@ def assumed_speeds() -> str:
     return to_markdown(("", "speed"), rows)
 
 
+def fp8_floors() -> str:
+    """Return what 8 bits can save of a step of GPT-2 124M, batch 32, and what rounding costs.
+
+    Rates are those of an H100 for products and of an H200 for memory, as the chapter says.
+    """
+    rows, layers, bandwidth = 32 * 1024, 12, 3.7e12
+    table = []
+    layers_of = (  # outputs, inputs, TFLOP/s in 16 and in 8 bits, passes before and after fusing
+        ("qkv", 2304, 768, 671, 1115, 4 * (768 + 2304), 4 * (768 + 2304)),
+        ("proj", 768, 768, 634, 961, 8 * 768, 8 * 768),
+        ("up", 3072, 768, 698, 1081, 4 * 768 + (4 + 6) * 3072, 4 * 768 + 3 * 3072),
+        ("down", 768, 3072, 743, 1172, 4 * 768, 4 * 768),
+    )
+    for name, outputs, inputs, wide, narrow, apart, fused in layers_of:
+        flop = 3 * layers * 2.0 * rows * outputs * inputs  # forward, dx and dW
+        table.append((name, flop, wide, narrow, layers * rows * apart, layers * rows * fused))
+    flop = 2.0 * rows * 50304 * 768
+    table.append(("head, forward", flop, 645, 1063, 3 * rows * 768, 3 * rows * 768))
+    lines = []
+    for name, flop, wide, narrow, apart, fused in table:
+        times = (
+            flop / wide / 1e9,
+            flop / narrow / 1e9,
+            1e3 * apart / bandwidth,
+            1e3 * fused / bandwidth,
+        )
+        gain = times[0] - times[1] - times[3]
+        lines.append([name, *(f"{time:.2f}" for time in times), f"{gain:.2f}"])
+    head = ("ms a step", "16 bits", "8 bits", "passes", "passes, fused", "gain, fused")
+    return to_markdown(head, lines)
+
+
 def parts_of_124m() -> str:
     """Return the planned memory of a step of GPT-2 124M, by part."""
     found = planned("--preset gpt2-124M --vocab-multiple 128 --batch 32 --reserved 0")["memory"]

@@ -286,7 +286,7 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     gradients = shared if job.zero >= 2 else root + every
     place = job.optimizer, job.numbers(stage), first, last
     state = costs.state_bytes(*place)
-    if job.dtype == "bfloat16-parameters":
+    if job.dtype in ("bfloat16-parameters", "fp8"):
         state += _LOW_BITS * (root + every)
     state = state / (mesh.dp if job.zero else 1) + costs.factor_bytes(*place)
     remembered = max_in_flight(job.schedule, mesh.pp, job.micro_batches, stage, job.chunks)

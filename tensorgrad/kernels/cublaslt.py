@@ -1,7 +1,8 @@
 """cuBLASLt through ctypes: products with an addition, a bias or GELU in the same kernel.
 
 CuPy's own calls to cuBLAS cannot be captured into a CUDA graph, round partial sums to 16 bits and
-have no epilogues. The library comes with CuPy's. Matrices are in column-major order.
+have no epilogues. The library comes with CuPy's. Matrices are in column-major order. Operands of 8
+bits have a factor each, in device memory; Hopper takes the first transposed, the second not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,18 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
-from ctypes import byref, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    byref,
+    c_double,
+    c_float,
+    c_int,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,13 +29,15 @@ from tensorgrad.core import backend
 from tensorgrad.core.dtypes import Dtype, bfloat16, float16, float32, float64
 from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels.device import capability, sm_count
+from tensorgrad.kernels.fp8 import float8_e4m3, float8_e5m2
 
 # From library_types.h and cublasLt.h
-_TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
+_TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14, float8_e4m3: 28, float8_e5m2: 29}
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_LEADING, _AUX_STEP, _BIAS_TYPE = (
     3, 4, 7, 8, 11, 12, 13, 26,
 )  # fmt: skip
+_A_FACTOR, _B_FACTOR, _FAST = 17, 18, 25
 _BATCH, _STEP = 5, 6
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENT_A = 1, 3, 5
 _TILE = 1  # the attribute of an algorithm
@@ -33,6 +47,8 @@ _PROPOSALS = 8  # that the library is asked for: it has no more
 # Values of cublasLtMatmulTile_t:
 _TILES_OF_SHORT_SUMS = (20, 29, 201, 24)  # 128 x 128, 128 x 160, 176 x 128, 256 x 128
 _SQUARE, _NARROW = 209, 247  # 192 x 192, 320 x 64
+_TILES_OF_8_BITS = (29, 20)  # the first takes twice as long with a bias and a residual
+_SHORT_SUMS_OF_8_BITS = 1024  # terms
 _DEFAULT, _WITH_BIAS, _AUXILIARY = 1, 4, 128
 EPILOGUES = {
     "": 0,
@@ -65,6 +81,7 @@ class CublasProduct(NamedTuple):
     bias: Dtype | None  # dtype of a number for each row
     gelu: str  # a key of EPILOGUES; an auxiliary array has the layout of d
     tf32: bool = False  # whether float32 operands are rounded to TF32
+    fast: bool = False  # whether sums of 8-bit operands stay in the tensor cores, with 14 bits
 
 
 class _Heuristic(ctypes.Structure):
@@ -91,19 +108,38 @@ class CublasPlan(NamedTuple):
     workspace: int  # bytes
     one: Any  # 1 and 0 in the type of alpha and beta
     zero: Any
-    lock: threading.Lock  # pointers of the epilogue are part of the operation
+    lock: threading.Lock  # pointers of the epilogue and of factors are part of the operation
 
 
 def run(
-    plan: CublasPlan, a: int, b: int, c: int, d: int, add: bool, bias: int = 0, auxiliary: int = 0
+    plan: CublasPlan,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+    add: bool,
+    bias: int = 0,
+    auxiliary: int = 0,
+    factors: tuple[int, int] | None = None,
 ) -> None:
-    """Run a product on the current stream; operands and results are addresses."""
-    if bias or auxiliary:
+    """Run a product on the current stream; operands and results are addresses.
+
+    Args:
+        plan: of the product.
+        a, b, c, d: of the matrices.
+        add: whether beta is 1, else 0.
+        bias, auxiliary: of what the epilogue has; 0 without.
+        factors: of the float32 numbers that a and b of 8 bits are multiplied with.
+    """
+    if bias or auxiliary or factors is not None:
         with plan.lock:
             if bias:
                 _set(plan.operation, _BIAS, c_void_p(bias))
             if auxiliary:
                 _set(plan.operation, _AUX, c_void_p(auxiliary))
+            if factors is not None:
+                _set(plan.operation, _A_FACTOR, c_void_p(factors[0]))
+                _set(plan.operation, _B_FACTOR, c_void_p(factors[1]))
             _multiply(plan, a, b, c, d, add)
     else:
         _multiply(plan, a, b, c, d, add)
@@ -162,6 +198,11 @@ def proposals(product: CublasProduct, device: int) -> list[Proposal]:
     _set(operation, _EPILOGUE, c_int32(epilogue or _DEFAULT))
     if product.bias:
         _set(operation, _BIAS_TYPE, c_int32(_TYPES[product.bias]))
+    if product.a.dtype.itemsize == 1:  # the proposals are for operands with factors, or without
+        for factor in (_A_FACTOR, _B_FACTOR):
+            _set(operation, factor, c_void_p(_one(device).data.ptr))
+    if product.fast:
+        _set(operation, _FAST, c_int8(1))
     if epilogue & _AUXILIARY:
         _set(operation, _AUX_LEADING, c_int64(product.d.leading))
         _set(operation, _AUX_STEP, c_int64(product.d.step))
@@ -208,18 +249,23 @@ def _splits(product: CublasProduct, device: int) -> bool:
 def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> int:
     """Return which proposal to take for a product with tiles for all SMs of Hopper.
 
-    The first, with two exceptions, measured on an H200: for short sums other tiles, as the
+    The first, with three exceptions, measured on an H200: for short sums other tiles, as the
     library's estimates do not hold where the GPU is at its limit of power; and 320 x 64 instead of
-    192 x 192 where the busiest SM then computes less of d. See docs/chapters/matmul.md,
-    "Choosing among cuBLASLt's proposals".
+    192 x 192 where the busiest SM then computes less of d; and 128 x 160, or 128 x 128 with a bias,
+    for short sums of 8-bit operands, which take up to a tenth less then. See
+    docs/chapters/matmul.md, "Choosing among cuBLASLt's proposals".
 
     Args:
-        product: of 16-bit operands.
+        product: of operands of 8 or 16 bits.
         tiles: of the proposals, as in cublasLtMatmulTile_t.
         processors: SMs of the GPU.
     """
     if product.gelu:
         return 0
+    if product.a.dtype.itemsize == 1:
+        wanted = _TILES_OF_8_BITS[product.bias is not None :]
+        found = [tiles.index(tile) for tile in wanted if tile in tiles]
+        return found[0] if found and _terms(product) <= _SHORT_SUMS_OF_8_BITS else 0
     forward = product.transpose_a and not product.transpose_b  # the layout of x W^T
     most = 4096 if product.d.dtype == float32 else 2048 if forward else 1024
     if _terms(product) <= most:
@@ -286,6 +332,12 @@ def _handle(device: int) -> c_void_p:
     handle = c_void_p()
     _check(_library().cublasLtCreate(byref(handle)), f"cublasLtCreate on GPU {device}")
     return handle
+
+
+@cache
+def _one(device: int) -> Any:
+    """Return 1 on a device, float32."""
+    return backend.cupy.ones(1, float32)
 
 
 @cache

@@ -66,7 +66,8 @@ def peak_flops(name: str, dtype: str) -> float | None:
     Args:
         name: of the GPU, see `name_of`.
         dtype: of the matrix products: "float32", never rounded to TF32; "tf32"; or one of 16 bits.
-            A GPU without TF32 computes them in float32.
+            A GPU without TF32 computes them in float32. "fp8" counts as 16 bits, which attention
+            and the head have.
     Returns:
         None where the GPU is not known, or is a part of one (MIG).
     """

@@ -304,6 +304,22 @@ DEFINE_WGMMA_16_BITS(176, 88, 88, 89, 90, 91, 92, 93, 94)
 DEFINE_WGMMA_16_BITS(192, 96, 96, 97, 98, 99, 100, 101, 102)
 DEFINE_WGMMA_16_BITS(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
+// The same for operands of 8 bits, 32 terms at a time, which lie along rows: their bytes are those
+// of 16 terms of 16 bits.
+template <int LEFT, int RIGHT, int N> struct WgmmaFp8;
+
+#define DEFINE_WGMMA_FP8(LEFT, RIGHT, A, B, N, R, P0, P1, P2)                                     \
+    template <> struct WgmmaFp8<LEFT, RIGHT, N> {                                                 \
+        __device__ static void run(float (&d)[R], unsigned long long a, unsigned long long b,     \
+                                   bool add) {                                                    \
+            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P2 ", 0;\n"                    \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." A "." B " {" LIST_##R  \
+                         "}, %" #P0 ", %" #P1 ", add, 1, 1;\n}"                                   \
+                         : IN_OUT_##R(d)                                                          \
+                         : "l"(a), "l"(b), "r"(int(add)));                                        \
+        }                                                                                         \
+    };
+
 // The stage of a pipeline, and the parity of its mbarriers' phase.
 template <int STAGES> struct PipelineState {
     int stage = 0;

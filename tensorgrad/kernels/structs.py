@@ -207,6 +207,26 @@ class MatmulSm90Arguments(Struct):
     )
 
 
+class Fp8Matrix(Struct):
+    """A matrix, its copies in 8 bits, and where their scale is."""
+
+    sources = ("fp8.cu",)
+    _fields_ = (
+        *_fields(c_void_p, "x rows columns scale"),
+        *_fields(c_int, "height width first_tile padding"),
+    )
+
+
+class RoundedResult(Struct):
+    """Where the result of a product goes in 8 bits, and the scales of it and of the operands."""
+
+    sources = ("matmul/fp8_sm90.cu",)
+    _fields_ = (
+        *_fields(c_void_p, "rows columns scale left right"),
+        *_fields(c_int, "pitch reports"),
+    )
+
+
 class PartialSums(Struct):
     """Several sums of rows."""
 

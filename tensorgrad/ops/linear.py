@@ -37,6 +37,7 @@ from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
+from tensorgrad.ops import fp8
 from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout, swiglu_gradients, swiglu_operands
@@ -68,7 +69,9 @@ def linear(
         residual: (..., out) or None; added before the result is rounded.
         dtype: of the result, a float; float32 keeps the sums of 16-bit operands as they are.
             Default: what x, weight and residual promote to.
-        kernel: as for `matmul`.
+        kernel: as for `matmul`; or "fp8": operands are rounded to 8 bits, x and W to e4m3 and the
+            gradient of y to e5m2, each times the power of two that brings its largest element
+            within the format. That is for lengths of multiples of 16, on Hopper and on the CPU.
 
     Returns:
         (..., out).
@@ -85,6 +88,10 @@ def linear(
         [1.0, 9.0]
     """
     x, weight, bias, residual = takes.linear(x, weight, bias, residual)
+    scales = fp8.scales_of("linear", x, weight, kernel)
+    if scales is not None:
+        common = fp8.result_dtype(x, weight, residual)
+        return fp8.linear(x, weight, bias, residual, _result_dtype(dtype, common), scales)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     a, w, added, residual_data = x.data, weight.data, data_of(bias), data_of(residual)
@@ -216,6 +223,8 @@ def linear_gelu(
     """
     check_choice("linear_gelu", "approximate", approximate, ("tanh", "none"))
     x, weight, bias = takes.linear_gelu(x, weight, bias)
+    if fp8.scales_of("linear_gelu", x, weight) is not None:
+        return gelu(linear(x, weight, bias), approximate=approximate)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     a, w, added = x.data, weight.data, data_of(bias)
@@ -292,6 +301,15 @@ def feed_forward(
     x, up, up_bias, down, down_bias, residual = takes.feed_forward(
         x, up, up_bias, down, down_bias, residual
     )
+    scales, more = (fp8.scales_of("feed_forward", x, weight) for weight in (up, down))
+    if scales is not None or more is not None:
+        dtype = fp8.result_dtype(x, up, residual)
+        fused = approximate == "tanh" and dtype.itemsize == 2
+        if fused and scales is not None and more is not None:
+            given = x, up, up_bias, down, down_bias, residual
+            return fp8.feed_forward(given, dtype, scales, more)
+        hidden = gelu(linear(x, up, up_bias), approximate=approximate)
+        return linear(hidden, down, down_bias, residual=residual)
     if mode.autocast is not None:
         x, up, down = cast_operands(x, up, down)
     inputs = x, up, up_bias, down, down_bias, residual

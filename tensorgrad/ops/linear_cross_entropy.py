@@ -38,6 +38,8 @@ from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
+from tensorgrad.kernels.fp8 import MULTIPLE
+from tensorgrad.ops import fp8
 from tensorgrad.ops.cross_entropy import (
     Reduction,
     counted_targets,
@@ -114,6 +116,7 @@ def linear_cross_entropy(
         ignore_index, label_smoothing, reduction, z_loss, vocab_size, chunk,
     )  # fmt: skip
     check_between(op, "label_smoothing", label_smoothing, 0, 1)
+    scales = fp8.scales_of(op, x, weight)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     rows = len(weight.data)
@@ -136,7 +139,9 @@ def linear_cross_entropy(
             count = cross_entropy_cuda.count_targets(ids, options)
     count = count if reduction == "mean" else None
     kernel = product_kernel(*arrays[:2])
-    loss_of = _ChunkedLoss(*arrays, ids, counted, options, reduction, classes, chunk, kernel)
+    scales = scales if chunk % MULTIPLE == 0 else None
+    operands = (*arrays, ids, counted, options)
+    loss_of = _ChunkedLoss(*operands, reduction, classes, chunk, kernel, scales)
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
     # In forward mode mostly the tangent alone is differentiated.
     early = reduction != "none" and any(wants) and mode.forward is None
@@ -174,6 +179,7 @@ class _ChunkedLoss(NamedTuple):
     classes: int
     chunk: int
     kernel: str | None  # kernel of the products
+    scales: fp8.LinearScales | None  # where logits are computed in 8 bits
 
     @property
     def dtype(self) -> Dtype:
@@ -198,16 +204,23 @@ class _ChunkedLoss(NamedTuple):
         if needs[1] and dweight is None:
             dweight = backend.empty(weight.shape, wide, like=x)
         dbias = backend.empty(bias.shape, wide, like=x) if bias is not None and needs[2] else None
+        narrow = None if self.scales is None else fp8.Head(x, self.weight, self.scales)
         for start in range(0, len(x), self.chunk):
             piece = slice(start, start + self.chunk)
-            logits = product(x[piece], weight.T, working if bias is None else wide, kernel)
+            target = working if bias is None else wide
+            if narrow is None:
+                logits = product(x[piece], weight.T, target, kernel)
+            else:
+                logits = narrow.logits(x[piece], target)
             if bias is not None:
                 logits += bias
                 logits = logits.astype(working, copy=False)
             self._losses(losses, logits if any(needs) else None, logits, piece, scale)
-            if dx is not None:
+            if narrow is not None:
+                narrow.gradients(logits, None if dx is None else dx[piece], dweight, start > 0)
+            elif dx is not None:
                 product_into(dx[piece], logits, weight, kernel=kernel)
-            if dweight is not None:
+            if narrow is None and dweight is not None:
                 product_into(dweight, logits.T, x[piece], start > 0, kernel)
             if dbias is not None:
                 part = sum_array(logits, (0,), dtype=wide)

@@ -9,6 +9,7 @@ from tensorgrad.optim.adamw import Adam, AdamW
 from tensorgrad.optim.average import WeightAverage
 from tensorgrad.optim.clip import clip_grad_norm, grad_norm
 from tensorgrad.optim.flat import FlatParameters, decays_matrices, in_blocks
+from tensorgrad.optim.fp8_scales import Fp8Scales
 from tensorgrad.optim.groups import ParameterGroup
 from tensorgrad.optim.lion import Lion
 from tensorgrad.optim.muon import Muon
@@ -23,6 +24,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "FlatParameters",
+    "Fp8Scales",
     "Lion",
     "LossScaler",
     "Muon",

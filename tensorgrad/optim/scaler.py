@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -85,6 +85,9 @@ class LossScaler:
         if is_numpy(self._state) != is_numpy(like):
             self._state = backend.to_device(self._state, backend.device_of(like))
         return self._state[_SCALE : _SCALE + 1].reshape(())
+
+    def reduce(self, largest: Callable[[Array], None]) -> None:
+        """Do nothing: ranks that share a batch have the same scale."""
 
     def update(self, factor: Array) -> None:
         """Adapt the scale after a step; `Optimizer.step` calls this.

@@ -16,7 +16,7 @@ from tensorgrad import nn, random
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.backend import Array
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.optim import Optimizer
+from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.language import LanguageSettings, with_options
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy import Batch, Loss, OneProcess, Strategy
@@ -40,6 +40,7 @@ class TrainingStep:
         strategy: how ranks train together; None: this process alone.
         lazy: whether the optimizer is made by the first step, or by whoever takes it before; a step
             to capture has one already, as a graph keeps the arrays of the parameters.
+        scaler: that the loss was made with; default: that of the settings.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class TrainingStep:
         parts: Sequence[Batch] = (),
         strategy: Strategy | None = None,
         lazy: bool = False,
+        scaler: LossScaler | None = None,
     ) -> None:
         self.settings, self.model, self.loss, self.parts = settings, model, loss, parts
         self.strategy = OneProcess() if strategy is None else strategy
-        self._scaler = settings.scaler()
+        self._scaler = settings.scaler(model) if scaler is None else scaler
         if not lazy:
             _ = self.optimizer
 
@@ -110,7 +112,8 @@ def language_step(
     with nn.init.on(device):
         model: Any = made(settings.model_class, config)
     model = with_options(model.to(device, settings.parameter_dtype), settings)
-    precision = settings.precision()
+    scaler = settings.scaler(model)
+    precision = settings.precision(scaler)
 
     def loss(x: Array, y: Array) -> Tensor:
         with precision():
@@ -124,4 +127,4 @@ def language_step(
         tuple(backend.to_device(tokens, device) for tokens in part)
         for part in rng.integers(0, config.vocab_size, shape, np.int32)
     ]
-    return TrainingStep(settings, model, loss, parts, strategy, lazy)
+    return TrainingStep(settings, model, loss, parts, strategy, lazy, scaler)

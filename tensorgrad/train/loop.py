@@ -25,7 +25,7 @@ from tensorgrad.core.errors import ArgumentError, GraphError
 from tensorgrad.io.files import finite
 from tensorgrad.io.weights import check_savable
 from tensorgrad.nn import Module, evaluating
-from tensorgrad.optim import LossScaler, Optimizer
+from tensorgrad.optim import Fp8Scales, LossScaler, Optimizer
 from tensorgrad.startup.interrupt import uninterrupted
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, check_state, list_checkpoints
@@ -232,6 +232,7 @@ class Trainer(TrainingRun):
         if settings.capture and self.device != "cpu" and self.strategy.captures:
             self._captured = graph.capture(self._whole_step, self.device, graphs)
         self._pending: list[_PendingStep] = []
+        self._clipped: dict[str, int] = {}  # by weight
 
     @property
     def finished(self) -> bool:
@@ -247,6 +248,8 @@ class Trainer(TrainingRun):
                 settings that a resumed run must keep.
         """
         super().load(checkpoint)
+        if isinstance(self.scaler, Fp8Scales):
+            self._clipped = {name: sum(own) for name, own in self.scaler.clipped().items()}
         before, steps = checkpoint.settings("settings").get("steps"), self.settings.steps
         if isinstance(before, int) and before < steps and self.strategy.is_main:
             _log.warning(
@@ -412,8 +415,21 @@ class Trainer(TrainingRun):
             self.finish_saving()
         for (step, lr, _, norm, _), total, count in zip(pending, totals, counts, strict=True):
             self._read_step(step, total / self.strategy.ranks if count else None, lr, float(norm))
+        if self.strategy.is_main and isinstance(self.scaler, Fp8Scales):
+            self._tell_clipped(self.scaler.clipped())
         if self.log is not None:
             self.log.times(self.step)
+
+    def _tell_clipped(self, counts: Mapping[str, tuple[int, int, int]]) -> None:
+        """Log how many elements were beyond the formats of 8 bits since the last time, if any."""
+        new = {name: sum(own) - self._clipped.get(name, 0) for name, own in counts.items()}
+        self._clipped = {name: sum(own) for name, own in counts.items()}
+        if any(new.values()):
+            most = max(new, key=lambda name: new[name])
+            _log.info(
+                "step %d: %d elements were clipped to 8 bits since the last time, %d with %s",
+                *(self.step, sum(new.values()), new[most], most),
+            )
 
     def _read_step(self, step: int, loss: float | None, lr: float, norm: float) -> None:
         """Log a step; stop or skip where a value is not finite, as a scaler does with norms."""

@@ -8,14 +8,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tensorgrad.amp import AUTOCAST, autocast
+from tensorgrad.amp import AUTOCAST, FP8, autocast
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.language_model import model_of
+from tensorgrad.nn import Module
 from tensorgrad.optim import (
     SGD,
     Adafactor,
     AdamW,
     FlatParameters,
+    Fp8Scales,
     Lion,
     LossScaler,
     Muon,
@@ -29,7 +31,7 @@ from tensorgrad.train.config import check, documented, option
 from tensorgrad.train.folder import free_folder
 from tensorgrad.train.strategy_settings import StrategySettings
 
-DTYPES = ("float32", "tf32", "bfloat16", "bfloat16-parameters", "float16")
+DTYPES = ("float32", "tf32", "bfloat16", "bfloat16-parameters", "float16", FP8)
 LOGGERS = ("tensorboard", "wandb", "trackio", "mlflow")  # see loggers.py
 LARGEST_BATCH = 10**9  # whose row numbers fit into a memory
 _WIDE = ("float32", "tf32")
@@ -145,7 +147,8 @@ class TrainSettings(StrategySettings, WarmupSettings):
     dtype: str = option(
         "float32",
         "dtype of matrix products; tf32: float32 that tensor cores round to 10 bits of mantissa; "
-        "bfloat16-parameters: of the parameters too, with float32 master weights",
+        "bfloat16-parameters: of the parameters too, with float32 master weights; fp8: likewise, "
+        "and the linear layers of inner blocks multiply in 8 bits, on Hopper",
         choices=DTYPES,
     )
     grad_dtype: str = option(
@@ -199,6 +202,11 @@ class TrainSettings(StrategySettings, WarmupSettings):
             raise ArgumentError(
                 f"--grad-dtype: got {self.grad_dtype} with --dtype {self.dtype}, expected "
                 "float32, or --dtype bfloat16-parameters"
+            )
+        if self.dtype == FP8 and (self.pp > 1 or self.tp > 1 or self.parallel == "zero3"):
+            raise ArgumentError(
+                f"--dtype: got {FP8} with --pp {self.pp}, --tp {self.tp} and --parallel "
+                f"{self.parallel}, expected data parallel ranks that have all parameters"
             )
 
     @property
@@ -270,20 +278,29 @@ class TrainSettings(StrategySettings, WarmupSettings):
             options |= {"matrices": in_blocks, "match_adamw": True}
         return OPTIMIZERS[self.optimizer_name](parameters, self.lr, **options)
 
-    def scaler(self) -> LossScaler | None:
-        """Return a loss scaler for float16, None for the other dtypes."""
+    def scaler(self, model: Module | None = None) -> LossScaler | None:
+        """Return a loss scaler for float16, the scales of a model for fp8; else None."""
+        if self.dtype == FP8 and model is not None:
+            return Fp8Scales(model.named_parameters())
         return LossScaler() if self.dtype == "float16" else None
 
-    def precision(self) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that makes the autocast context to compute the loss in."""
+    def precision(
+        self, scaler: LossScaler | None = None
+    ) -> Callable[[], AbstractContextManager[None]]:
+        """Return a function that makes the autocast context to compute the loss in.
+
+        Args:
+            scaler: from `scaler`, whose scales fp8 takes; None measures each tensor.
+        """
         if self.dtype in AUTOCAST:
-            return lambda: autocast(self.dtype)
+            scales = scaler if self.dtype == FP8 else None
+            return lambda: autocast(self.dtype, scales=scales)
         return nullcontext
 
     @property
     def parameter_dtype(self) -> str:
         """The dtype of the parameters."""
-        return "bfloat16" if self.dtype == "bfloat16-parameters" else "float32"
+        return "bfloat16" if self.dtype in ("bfloat16-parameters", FP8) else "float32"
 
 
 @documented

@@ -167,6 +167,8 @@ class Strategy:
         random.set_state({**before, "draw": draw})
         with instrument.phase("all-reduce"):
             self.reduce_gradients()
+            if scaler is not None:
+                scaler.reduce(self.reduce_largest)
         return total
 
     def shares(self, parts: Sequence[Batch], count: Count = count_targets) -> Array | None:
@@ -199,6 +201,9 @@ class Strategy:
 
     def reduce_gradients(self) -> None:
         """Replace the gradients by their mean over the ranks, after the last backward of a step."""
+
+    def reduce_largest(self, values: Array) -> None:
+        """Replace integers by the largest over the ranks that share a batch, in place."""
 
     def reduce_norm(self, squares: Array) -> None:
         """Add, in place, the squares of gradients that only other ranks have."""

@@ -31,6 +31,7 @@ from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.io.files import shown
 from tensorgrad.models.restore import Config
+from tensorgrad.optim import LossScaler
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint
@@ -114,6 +115,7 @@ class Task:
     ) -> None:
         self.settings, self.folder, self.resuming = settings, folder, resuming
         self.strategy = OneProcess() if strategy is None else strategy
+        self.scaler: LossScaler | None = None  # made with the model
         self.precision: Callable[[], AbstractContextManager[None]] = settings.precision()
 
     def sizes(self) -> Config | None:
@@ -226,6 +228,8 @@ class Task:
         if not isinstance(model, nn.Module):
             raise wrong_return("TASK", "build", model, "a Module")
         self.model = model.to(device, self.settings.parameter_dtype)
+        self.scaler = self.settings.scaler(self.model)
+        self.precision = self.settings.precision(self.scaler)
 
     @property
     def begins(self) -> bool:
@@ -263,7 +267,7 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
         callbacks=callbacks,
         fingerprint=task.fingerprint(),
         strategy=task.strategy,
-        scaler=settings.scaler(),
+        scaler=task.scaler,
         count=task.count,
         graphs=task.graphs,
     )

@@ -14,6 +14,7 @@ from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.cublaslt import CublasProduct, Matrix
 from tensorgrad.kernels.device import capability
+from tensorgrad.kernels.fp8 import float8_e4m3, float8_e5m2
 from tensorgrad.kernels.matmul import cublas
 from tensorgrad.kernels.matmul.problem import problem
 from tests.kernels.test_matmul import assert_close, draw, exact, stored
@@ -52,6 +53,21 @@ def test_short_sums_take_small_tiles(layout: str, dtype: Any, most: int) -> None
     assert preferred(product, [209, 31]) == 209
     assert preferred(described(most + 8, layout, dtype), TILES) == 209
     assert preferred(described(most, layout, dtype, "gelu"), TILES) == 209
+
+
+def test_short_sums_of_8_bits_take_small_tiles() -> None:
+    def narrow(terms: int) -> CublasProduct:
+        product = described(terms, "nt")
+        return product._replace(
+            a=product.a._replace(dtype=float8_e4m3), b=product.b._replace(dtype=float8_e5m2)
+        )
+
+    assert preferred(narrow(1024), TILES) == 29
+    assert preferred(narrow(1040), TILES) == 209
+    assert preferred(narrow(768), [209, 20]) == 20
+    with_bias = narrow(768)._replace(bias=bfloat16)
+    assert preferred(with_bias, TILES) == 20
+    assert preferred(with_bias, [209, 29]) == 209
 
 
 def test_longer_sums_take_narrow_tiles_where_they_divide_the_work_better() -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, checkpoint, graph, nn, optim, parallel, random
+from tensorgrad import Tensor, autocast, checkpoint, graph, nn, optim, parallel, random
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CommError, GradError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -277,6 +277,39 @@ def check_16_bit_parameters_with_master_weights(comm: Comm, folder: Path) -> Non
                 master = backend.to_numpy(run.optimizer.values(part))
                 assert master.dtype == np.float32
                 assert toy.same_bits([toy.rounded(master, part.data.dtype)], [part.data])
+
+
+def check_scales_of_8_bits(comm: Comm, folder: Path) -> None:
+    config = GPT2Config(vocab_size=32, context=16, layers=3, heads=2, width=32)
+    tokens = (np.arange(8)[:, None] * 5 + np.arange(17) * 3) % 32
+    for name in ("flat", "zero 1", "zero 2"):
+        random.seed(3)
+        model, strategy = GPT2(config).to(Here.device, "bfloat16"), STRATEGIES[name](comm)
+        scales = optim.Fp8Scales(model.named_parameters())
+        optimizer = strategy.prepare(model, adamw)
+        own = backend.to_device(tokens[comm.rank :: comm.size], Here.device)
+
+        def loss(x: Array, y: Array, model: GPT2 = model, scales: Any = scales) -> Tensor:
+            with autocast("fp8", scales=scales):
+                return model(x, y)
+
+        for _ in range(3):
+            optimizer.zero_grad()
+            strategy.compute_gradients(loss, [(own[:, :-1], own[:, 1:])], scales)
+            optimizer.step(0.5, scales, strategy.reduce_norm)
+            strategy.after_step()
+        state = scales.state_dict()
+        last = [[values[2] for values in layer[2]] for layer in state["layers"].values()]
+        assert min(map(min, last)) > 0
+        comm.agree(
+            name,
+            {
+                "scales": state,
+                "weights": zlib.crc32(  # equal on all ranks
+                    b"".join(backend.to_numpy(p.data).tobytes() for p in model.parameters())
+                ),
+            },
+        )
 
 
 def check_unused_and_frozen_parameters(comm: Comm, folder: Path) -> None:

@@ -20,7 +20,7 @@ from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError, TrainingError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.ops.cross_entropy import cross_entropy
-from tensorgrad.optim import AdamW, LossScaler
+from tensorgrad.optim import AdamW, Fp8Scales, LossScaler
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
@@ -86,6 +86,41 @@ def test_a_run_in_pieces_equals_one_in_one(tmp_path: Path, dtype: str, micro_bat
     assert part.step == 24
     assert bits(part) == bits(whole)
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_a_run_of_8_bits_resumes_to_the_same_bits(tmp_path: Path, device: str) -> None:
+    options: dict[str, Any] = {
+        **{"dtype": "fp8", "micro_batches": 2, "model_device": device, "steps": 9},
+        **{"evaluate_every": 4, "model_config": replace(MODEL, layers=3)},
+    }
+    whole = make_trainer(tmp_path / "whole", **options)
+    whole.run()
+    for number, stop_after in enumerate((1, 4, None)):
+        part = make_trainer(
+            tmp_path / "parts", stop_after=stop_after, capture=number != 1, **options
+        )
+        part.resume()
+        part.run()
+    assert bits(part) == bits(whole)
+    assert isinstance(whole.scaler, Fp8Scales)
+    assert isinstance(part.scaler, Fp8Scales)
+    assert part.scaler.state_dict() == whole.scaler.state_dict()
+    assert part.scaler.state_dict()["updates"] == 9
+    assert len(part.scaler.names) == 4
+
+
+def test_clipped_elements_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(tmp_path, dtype="fp8", model_config=replace(MODEL, layers=3))
+    with caplog.at_level(logging.INFO):
+        trainer._tell_clipped({"a": (1, 0, 2), "b": (0, 0, 0)})
+        trainer._tell_clipped({"a": (1, 0, 2), "b": (0, 0, 0)})
+        trainer._tell_clipped({"a": (1, 0, 3), "b": (0, 4, 0)})
+    told = [record.getMessage() for record in caplog.records if "clipped" in record.getMessage()]
+    assert told == [
+        "step 0: 3 elements were clipped to 8 bits since the last time, 3 with a",
+        "step 0: 5 elements were clipped to 8 bits since the last time, 4 with b",
+    ]
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "lion", "adafactor", "sgd"])

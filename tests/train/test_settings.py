@@ -43,7 +43,7 @@ def test_epochs_become_steps_unless_steps_are_given() -> None:
 def test_a_dtype_says_what_parameters_are_and_whether_losses_are_scaled() -> None:
     for dtype in DTYPES:
         settings = TrainSettings(dtype=dtype)
-        narrow = dtype == "bfloat16-parameters"
+        narrow = dtype in ("bfloat16-parameters", "fp8")
         assert settings.parameter_dtype == ("bfloat16" if narrow else "float32")
         assert (settings.scaler() is None) == (dtype != "float16")
         assert (settings.precision() is nullcontext) == (

@@ -60,7 +60,8 @@ def make_trainer(
     settings = TrainSettings(**{**SMALL, **options})
     random.seed(settings.seed)
     model = GPT2(model_config).to(model_device, settings.parameter_dtype)
-    precision = settings.precision()
+    scaler = settings.scaler(model)
+    precision = settings.precision(scaler)
     rank, count = (strategy.rank, strategy.ranks) if strategy else (0, 1)
     train, validation = (
         TokenLoader(part, settings.batch, model.context, settings.seed, rank, count)
@@ -87,7 +88,7 @@ def make_trainer(
         evaluate=evaluate,
         fingerprint={"model": asdict(model_config)} if fingerprint is None else fingerprint,
         strategy=strategy,
-        scaler=settings.scaler(),
+        scaler=scaler,
     )
 
 
