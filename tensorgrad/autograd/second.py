@@ -7,7 +7,7 @@ follow from the tangent of the op; see tangents.py. Tests: tests/autograd/test_s
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,11 @@ class RecordedGradient(LeafGradient):
         """Add a contribution that is dx in the view [key] and zero elsewhere."""
         self.plain()
         self.add_at(key, dx)
+
+    def add_by(self, write: Callable[[Array, int], None]) -> None:
+        """Let `write(array, beta)` add its contribution on the CPU."""
+        self.plain()
+        self.add_by(write)
 
     def out(self, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
         """Return the array for a kernel that adds to it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -511,36 +512,43 @@ def parallel_blocks(
     where that is not possible, all blocks run in this thread, with the threads of BLAS.
     """
 
-    def run(begin: int, end: int) -> None:
-        for start in range(begin, end, block):
-            function(slice(start, min(start + block, end)))
-
     if multiplies:
         with _single_threaded_blas() as single:
             if single:
                 parallel_blocks(function, length, block)
             else:
-                run(0, length)
+                for start in range(0, length, block):
+                    function(slice(start, min(start + block, length)))
         return
     if 0 < length <= block:
         function(slice(0, length))
         return
-    workers = min(threads(), -(-length // block))
-    pool = _pool(os.getpid()) if workers > 1 else None
+    blocks = deque(range(0, length, block))  # whoever is free takes the next one
+
+    def run() -> None:
+        while blocks:
+            try:
+                start = blocks.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            function(slice(start, min(start + block, length)))
+
+    helpers = min(threads(), len(blocks)) - 1
+    pool = _pool(os.getpid()) if helpers > 0 else None
     if pool is None:
-        run(0, length)
+        run()
         return
-    per_worker = -(-length // (block * workers)) * block
     others: list[Future[None]] = []
     try:
-        for start in range(per_worker, length, per_worker):
-            end = min(start + per_worker, length)
-            others.append(pool.submit(copy_context().run, run, start, end))
-        run(0, per_worker)
+        for _ in range(helpers):
+            others.append(pool.submit(copy_context().run, run))
+        run()
     finally:
+        blocks.clear()  # after an error nobody begins another
+        others = [other for other in others if not other.cancel()]
         wait(others)
-    for future in others:
-        future.result()
+    for other in others:
+        other.result()
 
 
 class _BlasThreads:

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd.tangents import Op, tangent, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import converted, sum_array
-from tensorgrad.core.backend import Array, contiguous, is_numpy
+from tensorgrad.core.backend import Array, contiguous, is_numpy, upcast
 from tensorgrad.core.checks import check_choice, promoted
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
 from tensorgrad.core.errors import DtypeError
@@ -42,7 +44,7 @@ from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout, swiglu_gradients, swiglu_operands
 from tensorgrad.ops.elementwise.activation import GELU_TANH, gelu
 from tensorgrad.ops.elementwise.row import Row
-from tensorgrad.ops.matmul import cast_like, flat, product
+from tensorgrad.ops.matmul import cast_like, flat, in_tiles, product
 from tensorgrad.ops.norm import operand_to_save, saved_operand
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
@@ -498,11 +500,24 @@ def _affine(
         matmul_cuda.run(p, kernel)
         return y
     plain = bias is None and rows_added is None
-    y = product(rows, weight.T, dtype if plain else compute_dtype(dtype), kernel)
-    if bias is not None:
-        y += bias
-    if rows_added is not None:
-        y += rows_added
+    wide = compute_dtype(dtype)
+    if plain or not is_numpy(rows):
+        y = product(rows, weight.T, dtype if plain else wide, kernel)
+        if bias is not None:
+            y += bias
+        if rows_added is not None:
+            y += rows_added
+        return y.astype(dtype, copy=False)
+    y = np.empty((len(rows), len(weight)), wide)
+
+    def add(rows: slice, columns: slice) -> None:
+        tile = y[rows, columns]
+        if bias is not None:
+            tile += bias[columns]
+        if rows_added is not None:
+            tile += rows_added[rows, columns]
+
+    in_tiles(y, upcast(rows), upcast(weight).T, finish=add)
     return y.astype(dtype, copy=False)
 
 
@@ -599,6 +614,11 @@ def _weight_gradient(
         return None
     x = flat(saved_operand(x))
     dtype = compute_dtype(dy.dtype)
+    if is_numpy(x):
+        if isinstance(need, Gradient) and need.array.dtype is dy.dtype is x.dtype is dtype:
+            need.add_by(lambda total, beta: in_tiles(total, dy.T, x, beta == 1))
+            return None
+        return accumulated(product(dy.T, x, dtype, kernel), need)
     fits = dtype is float32 and dy.dtype is x.dtype
     if fits and isinstance(need, Gradient) and need.array.dtype is dy.dtype:
         dtype = dy.dtype  # the gradient so far has 16 bits

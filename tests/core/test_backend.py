@@ -354,13 +354,12 @@ def test_errstate_holds_in_all_threads() -> None:
 @pytest.mark.usefixtures("fresh_pool")
 def test_no_thread_works_on_after_an_error() -> None:
     """So what it writes to may be used otherwise."""
-    failed, done = threading.Event(), []
+    all_began, done = threading.Barrier(4), []
 
     def run(piece: slice) -> None:
+        all_began.wait(60)
         if piece.start == 0:
-            failed.set()
             raise KeyboardInterrupt
-        failed.wait()
         np.ones(1_000_000).sum()
         done.append(piece.start)
 
