@@ -30,7 +30,9 @@ __all__ = ["matmul"]
 
 takes = Signatures(globals())
 
-_TILE_FLOPS = 1 << 28  # of a tile: milliseconds of one core
+# Each tile packs both of its operands once more: tiles have as many rows as leave a few of them.
+_TILE_ROWS, _TILES = 512, 4
+_TILE_LEAST = 1 << 24  # multiplications, a third of a millisecond of one core
 _BLAS_ALONE = 1 << 18  # multiplications, up to which OpenBLAS takes one thread anyway
 
 
@@ -168,12 +170,13 @@ def in_tiles(
     same bits. `finish` gets the rows and columns of each tile, while it is in a cache.
     """
     (rows, length), columns = a.shape, b.shape[1]
-    height, width = rows, columns
-    while 2 * height * width * length > _TILE_FLOPS:
-        if height >= width:
+    height, width, tiles = rows, columns, 1
+    while height > _TILE_ROWS or (tiles < _TILES and height * width * length > _TILE_LEAST):
+        if height > _TILE_ROWS or height >= width:
             height = -(-height // 32) * 16
         else:
             width = -(-width // 32) * 16
+        tiles *= 2
     across = max(1, -(-columns // max(1, width)))
     tiles = -(-rows // max(1, height)) * across
 

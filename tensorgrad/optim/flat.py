@@ -228,6 +228,8 @@ class FlatParameters:
         self.dtype: Dtype = next(iter(found.values())).dtype
         self.grad_dtype = _checked_grad_dtype(grad_dtype, self.dtype)
         like = backend.empty((0,), self.dtype, next(iter(found.values())).data)
+        if backend.is_numpy(like):
+            backend.keep_freed_memory()
         rule, multiple = decay or decays_matrices, math.lcm(multiple, ALIGNMENT)
         self.slots, self.buckets = _lay_out(found, rule, multiple, groups or (lambda _: None))
         self.data: Array
