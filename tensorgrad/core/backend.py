@@ -6,13 +6,12 @@ CuPy on the GPU that holds it. Nothing here remembers a "current" backend.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import cache, cached_property
 from pathlib import Path
@@ -443,22 +442,6 @@ def capability(device: str) -> int:
     return 0 if index is None else int(cupy.cuda.Device(index).compute_capability)
 
 
-@cache
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory of freed arrays, which the next training step takes again.
-
-    Otherwise it returns the memory of large arrays to the system, which clears each page anew: a
-    thirtieth of a step, in the thread that others wait for.
-    """
-    with suppress(OSError, TypeError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            mallopt(parameter, 2**30)  # bytes
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-
-
 def threads() -> int:
     """Return how many threads the NumPy path may use: OMP_NUM_THREADS, else the usable cores."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
@@ -528,44 +511,27 @@ def parallel_blocks(
     BLAS spend most of their time waiting for each other: so BLAS is limited to one thread, and
     where that is not possible, all blocks run in this thread, with the threads of BLAS.
     """
-
-    if multiplies:
-        with _single_threaded_blas() as single:
-            if single:
-                parallel_blocks(function, length, block)
-            else:
-                for start in range(0, length, block):
-                    function(slice(start, min(start + block, length)))
-        return
-    if 0 < length <= block:
-        function(slice(0, length))
-        return
-    blocks = deque(range(0, length, block))  # whoever is free takes the next one
+    helpers = min(threads(), -(-length // block)) - 1
+    ends = [None] * max(1, helpers + 1)
+    blocks = deque([*range(0, length, block), *ends])  # whoever is free takes the next one
 
     def run() -> None:
-        while blocks:
-            try:
-                start = blocks.popleft()
-            except IndexError:  # another thread has taken the last one
-                return
+        for start in iter(blocks.popleft, None):
             function(slice(start, min(start + block, length)))
 
-    helpers = min(threads(), len(blocks)) - 1
-    pool = _pool(os.getpid()) if helpers > 0 else None
-    if pool is None:
-        run()
-        return
-    others: list[Future[None]] = []
-    try:
-        for _ in range(helpers):
-            others.append(pool.submit(copy_context().run, run))
-        run()
-    finally:
-        blocks.clear()  # after an error nobody begins another
-        others = [other for other in others if not other.cancel()]
-        wait(others)
-    for other in others:
-        other.result()
+    with _single_threaded_blas() if multiplies else nullcontext(True) as may_share:
+        pool = _pool(os.getpid()) if may_share and helpers > 0 else None
+        others: list[Future[None]] = []
+        try:
+            if pool is not None:
+                for _ in range(helpers):
+                    others.append(pool.submit(copy_context().run, run))
+            run()
+        finally:
+            blocks.extendleft(ends)  # after an error nobody begins another
+            wait(others := [other for other in others if not other.cancel()])
+        for other in others:
+            other.result()
 
 
 class _BlasThreads:
