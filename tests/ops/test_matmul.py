@@ -60,7 +60,7 @@ def test_tiles_cover_a_product_once(
     a, b = rng.standard_normal((rows, length)), rng.standard_normal((columns, length)).T
     y = np.ones((rows, 2 * columns))[:, ::2] if add else np.full((rows, columns), np.nan)
     finished = np.zeros((rows, columns), int)
-    tiles: list[tuple[slice, slice]] = []
+    tiles: list[Any] = []
 
     def finish(*tile: slice) -> None:
         np.testing.assert_allclose(y[tile], (a @ b + add)[tile], rtol=1e-12)
