@@ -511,8 +511,11 @@ def parallel_blocks(
     BLAS spend most of their time waiting for each other: so BLAS is limited to one thread, and
     where that is not possible, all blocks run in this thread, with the threads of BLAS.
     """
-    helpers = min(threads(), -(-length // block)) - 1
-    ends = [None] * max(1, helpers + 1)
+    if 0 < length <= block and not multiplies:
+        function(slice(0, length))
+        return
+    helpers = max(0, min(threads(), -(-length // block)) - 1)
+    ends = [None] * (helpers + 1)
     blocks = deque([*range(0, length, block), *ends])  # whoever is free takes the next one
 
     def run() -> None:

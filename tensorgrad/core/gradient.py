@@ -128,7 +128,8 @@ class Gradient:
 
     def add_by(self, write: Callable[[Array, int], None]) -> None:
         """Let `write(array, beta)` add its contribution on the CPU, or overwrite it with beta 0."""
-        write(self.array, self._begin())
+        with leaves:
+            write(self.array, self._begin())
 
     def out(self, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
         """Return the array for a kernel that writes its contribution, and beta.
@@ -204,11 +205,6 @@ class LeafGradient(Gradient):
         """Add a contribution that is dx in the view [key] and zero elsewhere."""
         with leaves:
             super().add_at(key, dx)
-
-    def add_by(self, write: Callable[[Array, int], None]) -> None:
-        """Let `write(array, beta)` add its contribution on the CPU, or overwrite it with beta 0."""
-        with leaves:
-            super().add_by(write)
 
     def plain(self) -> Array:
         """Return the array, settled; without a history from now on."""

@@ -513,7 +513,7 @@ def _affine(
         return y
     plain = bias is None and rows_added is None
     wide = compute_dtype(dtype)
-    if plain or not is_numpy(rows):
+    if plain or kernel is not None or not is_numpy(rows):
         y = product(rows, weight.T, dtype if plain else wide, kernel)
         if bias is not None:
             y += bias

@@ -532,9 +532,6 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-
-
 @cache
 def _keep_freed_memory() -> None:
     """Let glibc keep the memory of freed arrays, which the next training step takes again.
@@ -543,5 +540,5 @@ def _keep_freed_memory() -> None:
     """
     with suppress(OSError, TypeError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            mallopt(parameter, 2**30)  # bytes
+        for parameter in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, in bytes
+            mallopt(parameter, 2**30)

@@ -449,6 +449,8 @@ def test_gradients_of_biases_are_added_to_what_is_there(
          r"feed_forward: down has shape \(2, 3\), expected \(out, 2\) \(axis 0 of up\)"),
         (lambda: tg.gated_linear(X, X, X, dropout=1.0), ArgumentError,
          r"gated_linear: dropout is 1\.0, expected 0 <= dropout < 1"),
+        (lambda: tg.linear(X, X, np.ones(2), kernel="tiled"), ArgumentError,
+         "matmul: kernel is 'tiled', expected None for arrays on a CPU"),
         (lambda: tg.gated_linear(X, X, X, dropout="a"),  # type: ignore[arg-type]  # a user may
          ArgumentError, "gated_linear: dropout is 'a', expected a number"),
         (lambda: tg.gated_linear(NOTHING, X, X), DtypeError, "gated_linear: x is a NoneType"),
