@@ -151,6 +151,11 @@ class RecordedGradient(LeafGradient):
         self.plain()
         self.add_at(key, dx)
 
+    def add_by(self, write: Callable[[Array, int], None]) -> None:
+        """Let `write(array, beta)` add its contribution on the CPU."""
+        self.plain()
+        self.add_by(write)
+
     def out(self, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
         """Return the array for a kernel that adds to it."""
         self.plain()

@@ -16,12 +16,13 @@ from functools import partial
 from tensorgrad.bench import options
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
-from tensorgrad.bench.steps import settings_of, step_of
+from tensorgrad.bench.steps import settings_of
 from tensorgrad.bench.sweep import Case, Row, Sweep, together
 from tensorgrad.bench.timing import phases
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.core import backend
+from tensorgrad.profile.training_step import language_step
 
 PARTS = ("forward", "backward", "optimizer", "step")
 _SIZES = ("layers", "width", "heads", "context", "batch", "vocab", "steps")
@@ -58,7 +59,8 @@ def cpu_sweep(
 
 def step_times(peer: bool, sizes: dict[str, int]) -> list[list[float]]:
     """Return the milliseconds of forward, backward and optimizer of some steps in this process."""
-    step = step_of(sizes, "cpu")
+    # Without our optimizer, which changes what malloc keeps, PyTorch's step is as users have it.
+    step = language_step(*settings_of(sizes), "cpu", lazy=peer)
     if peer:
         torch = importlib.import_module("torch")
         trainer = TorchTrainer(step.settings, lambda: gpt2(step.model.config), "cpu")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import cache, cached_property
 from pathlib import Path
@@ -510,37 +511,30 @@ def parallel_blocks(
     BLAS spend most of their time waiting for each other: so BLAS is limited to one thread, and
     where that is not possible, all blocks run in this thread, with the threads of BLAS.
     """
-
-    def run(begin: int, end: int) -> None:
-        for start in range(begin, end, block):
-            function(slice(start, min(start + block, end)))
-
-    if multiplies:
-        with _single_threaded_blas() as single:
-            if single:
-                parallel_blocks(function, length, block)
-            else:
-                run(0, length)
-        return
-    if 0 < length <= block:
+    if 0 < length <= block and not multiplies:
         function(slice(0, length))
         return
-    workers = min(threads(), -(-length // block))
-    pool = _pool(os.getpid()) if workers > 1 else None
-    if pool is None:
-        run(0, length)
-        return
-    per_worker = -(-length // (block * workers)) * block
-    others: list[Future[None]] = []
-    try:
-        for start in range(per_worker, length, per_worker):
-            end = min(start + per_worker, length)
-            others.append(pool.submit(copy_context().run, run, start, end))
-        run(0, per_worker)
-    finally:
-        wait(others)
-    for future in others:
-        future.result()
+    helpers = max(0, min(threads(), -(-length // block)) - 1)
+    ends = [None] * (helpers + 1)
+    blocks = deque([*range(0, length, block), *ends])  # whoever is free takes the next one
+
+    def run() -> None:
+        for start in iter(blocks.popleft, None):
+            function(slice(start, min(start + block, length)))
+
+    with _single_threaded_blas() if multiplies else nullcontext(True) as may_share:
+        pool = _pool(os.getpid()) if may_share and helpers > 0 else None
+        others: list[Future[None]] = []
+        try:
+            if pool is not None:
+                for _ in range(helpers):
+                    others.append(pool.submit(copy_context().run, run))
+            run()
+        finally:
+            blocks.extendleft(ends)  # after an error nobody begins another
+            wait(others := [other for other in others if not other.cancel()])
+        for other in others:
+            other.result()
 
 
 class _BlasThreads:

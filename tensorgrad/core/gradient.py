@@ -126,6 +126,11 @@ class Gradient:
             self.array.fill(0)
         add_into(self.array[key], dx)
 
+    def add_by(self, write: Callable[[Array, int], None]) -> None:
+        """Let `write(array, beta)` add its contribution on the CPU, or overwrite it with beta 0."""
+        with leaves:
+            write(self.array, self._begin())
+
     def out(self, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
         """Return the array for a kernel that writes its contribution, and beta.
 

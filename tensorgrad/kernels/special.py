@@ -138,6 +138,30 @@ def gelu_tanh(x: Values) -> Values:
     return y
 
 
+def gelu_tanh_with_derivative(x: Values) -> tuple[Values, Values]:
+    """Return `gelu_tanh` and its derivative, which share one exponential."""
+    with np.errstate(over="ignore"):  # the same overflow is harmless in `sigmoid`
+        square = x * x
+        # From this bound on the exponential overflows or is 0, and infinity would make NaN.
+        np.minimum(square, 121.0 if x.dtype == np.float32 else 484.0, out=square)
+        t = square * (-_GELU_SCALE * _GELU_CUBE)
+        t -= _GELU_SCALE
+        t *= x
+        np.exp(t, out=t)
+    divisor = t + 1
+    y: Values = x / divisor
+    np.minimum(t, np.finfo(t.dtype).max, out=t)
+    derivative: Values = np.divide(1, divisor, out=divisor)
+    t *= derivative  # 1 - sigmoid, with its digits
+    t *= x
+    square *= 3 * _GELU_CUBE * _GELU_SCALE
+    square += _GELU_SCALE
+    t *= square
+    t += 1
+    derivative *= t
+    return y, derivative
+
+
 def gelu_tanh_derivative(x: Values) -> Values:
     """Return the derivative of `gelu_tanh`, s + x * s * (1 - s) * 2u', s = sigmoid(2 u)."""
     bound = 10.0 if x.dtype == np.float32 else 21.0  # exp overflows farther out

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd.tangents import Op, tangent, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import converted, sum_array
-from tensorgrad.core.backend import Array, contiguous, is_numpy
+from tensorgrad.core.backend import Array, contiguous, is_numpy, upcast
 from tensorgrad.core.checks import check_choice, promoted
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
 from tensorgrad.core.errors import DtypeError
@@ -37,13 +39,14 @@ from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
+from tensorgrad.kernels.special import gelu_tanh_with_derivative
 from tensorgrad.ops import fp8
 from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout, swiglu_gradients, swiglu_operands
 from tensorgrad.ops.elementwise.activation import GELU_TANH, gelu
 from tensorgrad.ops.elementwise.row import Row
-from tensorgrad.ops.matmul import cast_like, flat, product
+from tensorgrad.ops.matmul import cast_like, flat, in_tiles, product
 from tensorgrad.ops.norm import operand_to_save, saved_operand
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
@@ -316,11 +319,15 @@ def feed_forward(
     a, u, b, d, c, r = [data_of(tensor) for tensor in inputs]
     matrices_given = (a, u, d) if r is None else (a, u, d, r)
     kernel = product_kernel(*matrices_given)
-    fused = _is_fused(matrices_given, (b, c), kernel)
+    fused = _is_fused(matrices_given, (b, c), kernel) or _is_in_tiles(inputs)
     if approximate != "tanh" or not fused or not mode.grad_enabled or mode.forward is not None:
         hidden = linear_gelu(x, up, up_bias, approximate=approximate)
         return linear(hidden, down, down_bias, residual=residual)
-    h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
+    if is_numpy(a):
+        h, kept = _activated_in_tiles(flat(a), u, b)
+        is_derivative = True
+    else:
+        h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
     x_kept, of_norm = operand_to_save(x)
     saved = (x_kept, u, b, d, kept, h, is_derivative, kernel, *of_norm)
@@ -336,7 +343,14 @@ def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     dx = dup = dup_bias = None
     if any(needs[:3]):
         sums = None
-        if is_derivative:
+        if is_numpy(kept):
+            dpre = np.empty_like(kept)
+
+            def times_derivative(*tile: slice) -> None:
+                dpre[tile] *= kept[tile]
+
+            in_tiles(dpre, rows, down, finish=times_derivative)
+        elif is_derivative:
             dpre, sums = matmul_cuda.times_derivative(rows, down, kept)
         else:
             dpre = backend.empty_like(kept)
@@ -516,11 +530,24 @@ def _affine(
         matmul_cuda.run(p, kernel)
         return y
     plain = bias is None and rows_added is None
-    y = product(rows, weight.T, dtype if plain else compute_dtype(dtype), kernel)
-    if bias is not None:
-        y += bias
-    if rows_added is not None:
-        y += rows_added
+    wide = compute_dtype(dtype)
+    if plain or kernel is not None or not is_numpy(rows):
+        y = product(rows, weight.T, dtype if plain else wide, kernel)
+        if bias is not None:
+            y += bias
+        if rows_added is not None:
+            y += rows_added
+        return y.astype(dtype, copy=False)
+    y = np.empty((len(rows), len(weight)), wide)
+
+    def add(rows: slice, columns: slice) -> None:
+        tile = y[rows, columns]
+        if bias is not None:
+            tile += bias[columns]
+        if rows_added is not None:
+            tile += rows_added[rows, columns]
+
+    in_tiles(y, upcast(rows), upcast(weight).T, finish=add)
     return y.astype(dtype, copy=False)
 
 
@@ -591,6 +618,39 @@ def _activated(
     return y, kept, is_derivative
 
 
+def _is_in_tiles(inputs: Sequence[Tensor | None]) -> bool:
+    """Whether GELU and its derivative are computed with each tile of a product on the CPU.
+
+    That is where a gradient is wanted, and nothing has to be rounded.
+    """
+    given = [tensor for tensor in inputs if tensor is not None]
+    dtype = given[0].data.dtype
+    return (
+        is_numpy(given[0].data)
+        and compute_dtype(dtype) is dtype
+        and all([tensor.data.dtype is dtype for tensor in given])
+        and any([tensor.requires_grad for tensor in given])
+    )
+
+
+def _activated_in_tiles(rows: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
+    """Return gelu(x W^T + b) on the CPU and the derivative of GELU there."""
+    y = np.empty((len(rows), len(weight)), rows.dtype)
+    derivative = np.empty_like(y)
+
+    def activate(rows: slice, columns: slice) -> None:
+        tile, kept = y[rows, columns], derivative[rows, columns]
+        if bias is not None:
+            tile += bias[columns]
+        block = max(1, backend.BLOCK // (2 * max(1, tile.shape[1])))
+        for start in range(0, len(tile), block):
+            part = slice(start, start + block)
+            tile[part], kept[part] = gelu_tanh_with_derivative(tile[part])
+
+    in_tiles(y, rows, weight.T, finish=activate)
+    return y, derivative
+
+
 def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None], kernel: str | None) -> bool:
     """Whether kernels fuse the epilogue: on the GPU, not empty, of 16 bits or in TF32."""
     dtype = arrays[0].dtype
@@ -617,6 +677,11 @@ def _weight_gradient(
         return None
     x = flat(saved_operand(x))
     dtype = compute_dtype(dy.dtype)
+    if is_numpy(x):
+        if isinstance(need, Gradient) and need.array.dtype is dy.dtype is x.dtype is dtype:
+            need.add_by(lambda total, beta: in_tiles(total, dy.T, x, beta == 1))
+            return None
+        return accumulated(product(dy.T, x, dtype, kernel), need)
     fits = dtype is float32 and dy.dtype is x.dtype
     if fits and isinstance(need, Gradient) and need.array.dtype is dy.dtype:
         dtype = dy.dtype  # the gradient so far has 16 bits

@@ -7,11 +7,13 @@ operands come in float32: the walk rounds them, but for leaves with a float32 gr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd.tangents import Op, tangent_of
+from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, is_numpy, namespace, upcast
 from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype, is_complex
@@ -27,6 +29,11 @@ from tensorgrad.kernels.matmul.problem import problem
 __all__ = ["matmul"]
 
 takes = Signatures(globals())
+
+# Each tile packs both of its operands once more: tiles have as many rows as leave a few of them.
+_TILE_ROWS, _TILES = 512, 4
+_TILE_LEAST = 1 << 24  # multiplications, a third of a millisecond of one core
+_BLAS_ALONE = 1 << 18  # multiplications, up to which OpenBLAS takes one thread anyway
 
 
 def matmul(a: ArrayLike, b: ArrayLike, *, kernel: str | None = None) -> Tensor:
@@ -132,7 +139,11 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
         raise ArgumentError(f"matmul: kernel is {kernel!r:.60}, expected None for arrays on a CPU")
     if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
         a, b = upcast(a), upcast(b)
-    y = np.matmul(a, b)
+    if a.ndim != 2 or b.ndim != 2 or a.size * b.shape[1] <= _BLAS_ALONE:
+        y = np.matmul(a, b)
+    else:
+        y = np.empty((len(a), b.shape[1]), np.result_type(a, b))
+        in_tiles(y, a, b)
     return y if y.dtype is dtype else np.asarray(y, dtype)
 
 
@@ -142,10 +153,44 @@ def product_into(
     """Write, or add, the product of two matrices of one dtype to y: that dtype, or float32."""
     if not is_numpy(a):
         matmul_cuda.run(problem(a, b, y, add=add), kernel)
-    elif add:
-        y += np.matmul(a, b)
     else:
-        np.matmul(a, b, out=y)
+        in_tiles(y, a, b, add)
+
+
+def in_tiles(
+    y: Array,
+    a: Array,
+    b: Array,
+    add: bool = False,
+    finish: Callable[[slice, slice], None] | None = None,
+) -> None:
+    """Write, or add, the product of two NumPy matrices to y, tile by tile on all cores.
+
+    Tiles depend on the shapes alone and none is a part of a sum: any number of threads gives the
+    same bits. `finish` gets the rows and columns of each tile, while it is in a cache.
+    """
+    (rows, length), columns = a.shape, b.shape[1]
+    height, width, tiles = rows, columns, 1
+    while height > _TILE_ROWS or (tiles < _TILES and height * width * length > _TILE_LEAST):
+        if height > _TILE_ROWS or height >= width:
+            height = -(-height // 32) * 16
+        else:
+            width = -(-width // 32) * 16
+        tiles *= 2
+    across = max(1, -(-columns // max(1, width)))
+    tiles = -(-rows // max(1, height)) * across
+
+    def run(tile: slice) -> None:
+        i, j = divmod(tile.start, across)
+        down, right = slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width)
+        if add:
+            y[down, right] += np.matmul(a[down], b[:, right])
+        else:
+            np.matmul(a[down], b[:, right], out=y[down, right])
+        if finish is not None:
+            finish(down, right)
+
+    backend.parallel_blocks(run, tiles, 1, rows * columns * length > _BLAS_ALONE)
 
 
 def flat(array: Array) -> Array:

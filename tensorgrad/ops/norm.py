@@ -362,21 +362,24 @@ def _forward_numpy(
     eps: float,
     centre: bool,
 ) -> tuple[Array, Array, Array | None, Array]:
-    if residual is not None:
-        x = (upcast(x) + upcast(residual)).astype(x.dtype, copy=False)
-    wide, width = upcast(x), x.shape[-1]
-    count = x.size // width if width else 0
-    scale = None if weight is None else weight.astype(wide.dtype, copy=False)
-    shift = None if bias is None else bias.astype(wide.dtype, copy=False)
-    y = np.empty(x.shape, wide.dtype)
-    mean = np.empty((count, 1), wide.dtype) if centre else None
-    rstd = np.empty((count, 1), wide.dtype)
-    rows, y_rows = wide.reshape(count, width), y.reshape(count, width)
-    average = np.empty(width, wide.dtype)
+    width = x.shape[-1]
+    count, dtype = x.size // width if width else 0, compute_dtype(x.dtype)
+    scale = None if weight is None else weight.astype(dtype, copy=False)
+    shift = None if bias is None else bias.astype(dtype, copy=False)
+    y = np.empty(x.shape, dtype)
+    total = x if residual is None else np.empty(x.shape, x.dtype)
+    mean = np.empty((count, 1), dtype) if centre else None
+    rstd = np.empty((count, 1), dtype)
+    rows, y_rows, sums = (array.reshape(count, width) for array in (x, y, total))
+    added = None if residual is None else residual.reshape(count, width)
+    average = np.empty(width, dtype)
     average.fill(1 / max(width, 1))  # a dot product is the fastest sum
 
     def run(piece: slice) -> None:
-        x, out = rows[piece], y_rows[piece]
+        out = y_rows[piece]
+        if added is not None:
+            sums[piece] = upcast(rows[piece]) + upcast(added[piece])
+        x = upcast(sums[piece])
         if mean is not None:
             mean[piece, 0] = np.vecdot(x, average)
             x = np.subtract(x, mean[piece], out=out)
@@ -388,7 +391,7 @@ def _forward_numpy(
             out += shift
 
     backend.parallel_blocks(run, count, _block(width))
-    return y.astype(x.dtype, copy=False), x, mean, rstd
+    return y.astype(x.dtype, copy=False), total, mean, rstd
 
 
 def _backward_numpy(

@@ -14,8 +14,11 @@ Tests: tests/optim/test_flat.py.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 from tensorgrad.core import backend
@@ -228,6 +231,8 @@ class FlatParameters:
         self.dtype: Dtype = next(iter(found.values())).dtype
         self.grad_dtype = _checked_grad_dtype(grad_dtype, self.dtype)
         like = backend.empty((0,), self.dtype, next(iter(found.values())).data)
+        if backend.is_numpy(like):
+            _keep_freed_memory()
         rule, multiple = decay or decays_matrices, math.lcm(multiple, ALIGNMENT)
         self.slots, self.buckets = _lay_out(found, rule, multiple, groups or (lambda _: None))
         self.data: Array
@@ -525,3 +530,15 @@ def _checked_grad_dtype(wanted: DtypeLike | None, dtype: Dtype) -> Dtype:
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Let glibc keep the memory of freed arrays, which the next training step takes again.
+
+    Otherwise it returns that of large arrays to the system, which has to clear each page anew.
+    """
+    with suppress(OSError, TypeError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, in bytes
+            mallopt(parameter, 2**30)

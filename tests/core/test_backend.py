@@ -138,6 +138,35 @@ def test_the_blas_of_numpy_is_found() -> None:
     assert threads.get() == before
 
 
+def test_training_has_the_same_bits_with_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    batch = [rng.integers(0, 300, (8, 80), np.int32) for _ in range(2)]
+    config = GPT2Config(vocab_size=300, context=80, layers=1, heads=2, width=64, dropout=0.1)
+    found, used = [], set()
+    blocks = backend.parallel_blocks
+
+    def watched(function: Any, length: int, *options: Any, **named: Any) -> None:
+        def run(piece: slice) -> None:
+            used.add(threading.current_thread().name)
+            function(piece)
+
+        blocks(run, length, *options, **named)
+
+    monkeypatch.setattr(backend, "parallel_blocks", watched)
+    for count in (1, 2, 3, 8):
+        monkeypatch.setattr(backend, "threads", lambda count=count: count)
+        backend._pool.cache_clear()
+        random.seed(1)
+        found.append(trained(GPT2(config), "cpu", batch))
+        if (pool := backend._pool(os.getpid())) is not None:
+            pool.shutdown()
+    backend._pool.cache_clear()
+    assert found[1:] == found[:1] * 3
+    assert len(used) > 3
+
+
 class OnGPU:
     """Otherwise what is sent next would be overwritten on its way."""
 
@@ -338,6 +367,37 @@ def test_blocks_cover_what_there_is_once(length: int, block: int, starts: list[i
 
 
 @pytest.mark.usefixtures("fresh_pool")
+def test_blocks_may_have_blocks_of_their_own() -> None:
+    """All workers are busy with the outer ones."""
+    y = np.zeros((20, 30), int)
+
+    def run(outer: slice) -> None:
+        def add(inner: slice) -> None:
+            y[outer, inner] += 1
+
+        backend.parallel_blocks(add, 30, 4)
+
+    backend.parallel_blocks(run, 20, 1)
+    np.testing.assert_array_equal(y, 1)
+
+
+@pytest.mark.usefixtures("fresh_pool")
+def test_whoever_is_free_takes_the_next_block() -> None:
+    rest = threading.Event()
+    seen: list[int] = []
+
+    def run(piece: slice) -> None:
+        seen.append(piece.start)
+        if piece.start == 0:
+            assert rest.wait(60)
+        elif len(seen) == 20:
+            rest.set()
+
+    backend.parallel_blocks(run, 20, 1)
+    assert sorted(seen) == list(range(20))
+
+
+@pytest.mark.usefixtures("fresh_pool")
 def test_errstate_holds_in_all_threads() -> None:
     y = np.ones(8)
 
@@ -354,13 +414,12 @@ def test_errstate_holds_in_all_threads() -> None:
 @pytest.mark.usefixtures("fresh_pool")
 def test_no_thread_works_on_after_an_error() -> None:
     """So what it writes to may be used otherwise."""
-    failed, done = threading.Event(), []
+    all_began, done = threading.Barrier(4), []
 
     def run(piece: slice) -> None:
+        all_began.wait(60)
         if piece.start == 0:
-            failed.set()
             raise KeyboardInterrupt
-        failed.wait()
         np.ones(1_000_000).sum()
         done.append(piece.start)
 

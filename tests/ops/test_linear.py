@@ -17,6 +17,7 @@ from tensorgrad import Tensor, amp, no_grad, random
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.kernels import special
 from tensorgrad.ops import philox
 from tensorgrad.ops.linear import _in_one
 from tensorgrad.testing import SIZES, Case, Ulps, check
@@ -448,6 +449,8 @@ def test_gradients_of_biases_are_added_to_what_is_there(
          r"feed_forward: down has shape \(2, 3\), expected \(out, 2\) \(axis 0 of up\)"),
         (lambda: tg.gated_linear(X, X, X, dropout=1.0), ArgumentError,
          r"gated_linear: dropout is 1\.0, expected 0 <= dropout < 1"),
+        (lambda: tg.linear(X, X, np.ones(2), kernel="tiled"), ArgumentError,
+         "matmul: kernel is 'tiled', expected None for arrays on a CPU"),
         (lambda: tg.gated_linear(X, X, X, dropout="a"),  # type: ignore[arg-type]  # a user may
          ArgumentError, "gated_linear: dropout is 'a', expected a number"),
         (lambda: tg.gated_linear(NOTHING, X, X), DtypeError, "gated_linear: x is a NoneType"),
@@ -478,6 +481,37 @@ def test_a_bias_and_a_residual_are_added_before_rounding() -> None:
             assert (found == rounded).mean() > 0.97  # but for the order of the sums
             wide = tg.linear(arrays[0], arrays[1], **options, dtype="float32").numpy()
             np.testing.assert_allclose(wide, exact, rtol=1e-4, atol=1e-4)
+
+
+@np.errstate(all="ignore")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gelu_and_its_derivative_share_an_exponential(dtype: str) -> None:
+    x = np.linspace(-30, 30, 2001).astype(dtype)
+    x[:4] = 0, 1e30, -1e30, -1e5
+    y, derivative = special.gelu_tanh_with_derivative(x)
+    assert y.tobytes() == special.gelu_tanh(x).tobytes()
+    exact = special.gelu_tanh_derivative(x.astype("float64"))
+    assert abs(derivative - exact).max() < 4 * np.finfo(dtype).eps
+
+
+def test_tiles_of_a_feed_forward_block_have_the_values_of_its_parts() -> None:
+    rng = np.random.default_rng(0)
+    shapes = (600, 24), (2100, 24), (2100,), (24, 2100), (24,), (600, 24)
+    arrays = [rng.standard_normal(shape, np.float32) for shape in shapes]
+    found = []
+    for whole in (True, False):
+        inputs = x, up, up_bias, down, down_bias, residual = [Tensor(a, True) for a in arrays]
+        if whole:
+            y = tg.feed_forward(*inputs)
+            assert y.node is not None
+            assert y.node.name == "feed_forward"
+        else:
+            hidden = tg.linear_gelu(x, up, up_bias)
+            y = tg.linear(hidden, down, down_bias, residual=residual)
+        y.backward(arrays[-1])
+        found.append([y.numpy(), *[tensor.grad for tensor in inputs]])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * abs(other).max())
 
 
 def test_autocast_multiplies_in_16_bits() -> None:

@@ -12,6 +12,7 @@ import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor, amp
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.ops import matmul
 from tensorgrad.ops.matmul import product_into
 from tensorgrad.testing import SIZES, Case, check
 
@@ -45,6 +46,31 @@ CASES = [
     *(Case(tg.matmul, [*shapes], np.matmul, terms=1025) for shapes in SHAPES),
     Case(lambda x: tg.matmul(x, x), [(3, 3)], lambda x: x @ x, terms=6, name="matmul-same"),
 ]
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (70, 5, 3), (5, 3, 90), (130, 40, 90)])
+@pytest.mark.parametrize("add", [False, True])
+def test_tiles_cover_a_product_once(
+    shape: tuple[int, int, int], add: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "_TILE_ROWS", 32)
+    monkeypatch.setattr(matmul, "_TILE_LEAST", 100)
+    rows, length, columns = shape
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((rows, length)), rng.standard_normal((columns, length)).T
+    y = np.ones((rows, 2 * columns))[:, ::2] if add else np.full((rows, columns), np.nan)
+    finished = np.zeros((rows, columns), int)
+    tiles: list[Any] = []
+
+    def finish(*tile: slice) -> None:
+        np.testing.assert_allclose(y[tile], (a @ b + add)[tile], rtol=1e-12)
+        finished[tile] += 1
+        tiles.append(tile)
+
+    matmul.in_tiles(y, a, b, add, finish)
+    np.testing.assert_array_equal(finished, 1)
+    np.testing.assert_allclose(y, a @ b + add, rtol=1e-12)
+    assert (len(tiles) > 2) == (rows > 3)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

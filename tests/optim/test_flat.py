@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -406,3 +407,18 @@ def test_a_wrong_dtype_of_gradients_is_refused(dtype: str, grad_dtype: str, expe
     tensors = toy.parameters(dtypes.as_dtype(dtype))
     with pytest.raises(DtypeError, match=f"grad_dtype is {grad_dtype}, {expected}"):
         FlatParameters(tensors.items(), grad_dtype=grad_dtype)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs the malloc of glibc")
+def test_training_keeps_the_memory_of_freed_arrays() -> None:
+    import resource
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        arrays = [np.ones(700_000, np.float32) for _ in range(8)]  # 22 MB
+        del arrays
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    AdamW([tg.ones((2, 2), requires_grad=True)], 1e-3)
+    faults()
+    assert faults() < 1000  # otherwise 5,500 pages
