@@ -370,7 +370,8 @@ def _forward_numpy(
     total = x if residual is None else np.empty(x.shape, x.dtype)
     mean = np.empty((count, 1), dtype) if centre else None
     rstd = np.empty((count, 1), dtype)
-    rows, y_rows, sums = (array.reshape(count, width) for array in (x, y, total))
+    rows, y_rows = x.reshape(count, width), y.reshape(count, width)
+    sums = rows if total is x else total.reshape(count, width)
     added = None if residual is None else residual.reshape(count, width)
     average = np.empty(width, dtype)
     average.fill(1 / max(width, 1))  # a dot product is the fastest sum
