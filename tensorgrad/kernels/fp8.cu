@@ -42,8 +42,8 @@
 
 enum Before { PLAIN, GELU, GELU_BACKWARD };   // x = gelu(x); x = x gelu'(beside)
 
-constexpr int ROWS = 128, COLUMNS = 64, THREADS = 256;   // of a block
-constexpr int WORDS = ROWS / 4 + 1;   // of a column in shared memory: lanes write to other banks
+constexpr int ROWS = 128, COLUMNS = 64, THREADS = 256;   // a block has
+constexpr int WORDS = ROWS / 4 + 1;   // a column has in shared memory: lanes write to other banks
 
 struct Fp8Matrix {
     const void* x;

@@ -8,8 +8,8 @@ enum Format { E4M3, E5M2 };
 
 template <Format FORMAT> constexpr float LARGEST = FORMAT == E4M3 ? 448.f : 57344.f;
 
-// Of one tensor. Its numbers of 8 bits are the values times `scale`, a power of two, and what lies
-// beyond the format becomes its largest number.
+// The scale of one tensor. Its numbers of 8 bits are the values times `scale`, a power of two, and
+// what lies beyond the format becomes its largest number.
 struct Fp8Scale {
     float inverse, scale;   // inverse = 1 / scale, a factor of products
     unsigned largest;       // bits of the largest |value| since the last update, or of NaN
@@ -48,8 +48,8 @@ __device__ inline float larger(float a, float b) {
     return y;
 }
 
-// What a thread has seen of a tensor. Floats that are not negative compare as their bits do, and
-// those of NaN are above infinity's, so an integer maximum is exact in any order.
+// The magnitudes that a thread has seen of a tensor. Floats that are not negative compare as their
+// bits do, and those of NaN are above infinity's, so an integer maximum is exact in any order.
 struct Fp8Meter {
     float largest = 0;
     unsigned clipped = 0;

@@ -18,13 +18,13 @@ from tensorgrad.kernels.structs import Fp8Matrix, address, number, pointer
 
 float8_e4m3 = np.dtype(ml_dtypes.float8_e4m3fn)  # 4 bits of exponent, 3 of mantissa
 float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
-MULTIPLE = 16  # of the lengths of operands, in elements
+MULTIPLE = 16  # elements, which divide the lengths of operands
 _FILE = "fp8.cu"
-_ROWS, _COLUMNS, _THREADS = 128, 64, 256  # of a block: the kernels' constants
+_ROWS, _COLUMNS, _THREADS = 128, 64, 256  # a block's: the kernels' constants
 _UINT8 = np.dtype(np.uint8)
 
 
-class Operand(NamedTuple):
+class Fp8Operand(NamedTuple):
     """A matrix as an operand of products of 8 bits: `bits` times the inverse of its scale.
 
     Attributes:
@@ -54,7 +54,7 @@ def quantize(
     reports: bool = True,
     gelu: bool = False,
     gelu_of: Array | None = None,
-) -> tuple[Operand | None, Operand | None, Array | None]:
+) -> tuple[Fp8Operand | None, Fp8Operand | None, Array | None]:
     """Return x and its transpose as operands, and sums over the rows of x.
 
     With `gelu` gelu(x) takes the place of x, with `gelu_of` x times the derivative of GELU there.
@@ -85,8 +85,8 @@ def quantize(
     numbers = (*(number("i4", size) for size in sizes), number("?", reports))
     kernel(grid, (_THREADS,), (*arguments, *numbers))
     return (
-        None if q is None else Operand(q, dtype, scale),
-        None if transposed is None else Operand(transposed, dtype, scale),
+        None if q is None else Fp8Operand(q, dtype, scale),
+        None if transposed is None else Fp8Operand(transposed, dtype, scale),
         parts,
     )
 
@@ -126,16 +126,16 @@ class Matrices:
     def __init__(self, matrices: Sequence[Array], scales: Sequence[Array]) -> None:
         size = sum(x.size for x in matrices)
         memory = backend.empty((2, size), _UINT8, like=matrices[0])
-        self.rows: list[Operand] = []
-        self.columns: list[Operand] = []
+        self.rows: list[Fp8Operand] = []
+        self.columns: list[Fp8Operand] = []
         self._matrices, self._tiles = list(matrices), 0
         entries, begin = [], 0
         for x, scale in zip(matrices, scales, strict=True):
             (height, width), place = x.shape, slice(begin, begin + x.size)
             begin += x.size
             q, transposed = memory[0, place], memory[1, place]
-            self.rows.append(Operand(q.reshape(height, width), float8_e4m3, scale))
-            self.columns.append(Operand(transposed.reshape(width, height), float8_e4m3, scale))
+            self.rows.append(Fp8Operand(q.reshape(height, width), float8_e4m3, scale))
+            self.columns.append(Fp8Operand(transposed.reshape(width, height), float8_e4m3, scale))
             entries.append(
                 Fp8Matrix(*map(address, (x, q, transposed, scale)), height, width, self._tiles, 0)
             )

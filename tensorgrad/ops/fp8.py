@@ -37,7 +37,7 @@ from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import fp8 as fp8_cuda
-from tensorgrad.kernels.fp8 import MULTIPLE, Operand, float8_e4m3, float8_e5m2
+from tensorgrad.kernels.fp8 import MULTIPLE, Fp8Operand, float8_e4m3, float8_e5m2
 from tensorgrad.kernels.matmul import fp8 as matmul_fp8
 from tensorgrad.kernels.matmul.sm90 import derivative_values
 from tensorgrad.ops.column_sums import column_sums
@@ -45,7 +45,7 @@ from tensorgrad.ops.elementwise.activation import GELU_TANH
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat
 
-INVERSE, SCALE, PEAK, CLIPPED = 0, 1, 2, 3  # of a tensor's state, as in kernels/fp8.cuh
+INVERSE, SCALE, PEAK, CLIPPED = 0, 1, 2, 3  # a tensor's state, as in kernels/fp8.cuh
 LIMITS = {float8_e4m3: 448.0, float8_e5m2: 57344.0}  # the largest numbers
 _LEAST, _MOST = -126, 126  # exponents of scales
 _SOURCES = (bfloat16, float16, float32)
@@ -73,7 +73,7 @@ class LinearScales(NamedTuple):
     dy: Array
     measures: bool = True
     reports: bool = True
-    operands: tuple[Operand, Operand] | None = None
+    operands: tuple[Fp8Operand, Fp8Operand] | None = None
 
 
 def new_scales(like: Array) -> LinearScales:
@@ -92,7 +92,7 @@ def scales_of(op: str, x: Tensor, weight: Tensor, kernel: str | None = None) -> 
         ArgumentError: the GPU has no products in 8 bits, or `kernel` asks for what they cannot do.
     """
     casts = mode.autocast
-    asked = kernel == FP8
+    asked = isinstance(kernel, str) and kernel == FP8
     if not asked and (kernel is not None or casts is None or casts.precision != FP8):
         return None
     array, w = x.data, weight.data
@@ -217,8 +217,8 @@ def update_scales(scales: Array, history: Array, turn: Array, limits: Array) -> 
 
 
 def product(
-    a: Operand,
-    b: Operand,
+    a: Fp8Operand,
+    b: Fp8Operand,
     dtype: Dtype,
     bias: Array | None = None,
     residual: Array | None = None,
@@ -329,7 +329,7 @@ class Head:
             product_into(dweight, transposed, self._x, add, fast=False)
 
 
-def _rounded_weight(weight: Array, scales: LinearScales) -> tuple[Operand, Operand]:
+def _rounded_weight(weight: Array, scales: LinearScales) -> tuple[Fp8Operand, Fp8Operand]:
     """Return a weight in 8 bits, and transposed."""
     if scales.operands is not None:
         return scales.operands
@@ -337,14 +337,14 @@ def _rounded_weight(weight: Array, scales: LinearScales) -> tuple[Operand, Opera
     return w, transposed
 
 
-def _kept(operand: Operand | None) -> tuple[Array | None, Array | None]:
+def _kept(operand: Fp8Operand | None) -> tuple[Array | None, Array | None]:
     """Return the arrays of an operand of e4m3, as they are saved."""
     return (None, None) if operand is None else (operand.bits, operand.scale)
 
 
-def _operands(saved: Sequence[Any]) -> list[Operand]:
+def _operands(saved: Sequence[Any]) -> list[Fp8Operand]:
     """Return operands that are saved so."""
-    return [Operand(saved[i], float8_e4m3, saved[i + 1]) for i in range(0, len(saved), 2)]
+    return [Fp8Operand(saved[i], float8_e4m3, saved[i + 1]) for i in range(0, len(saved), 2)]
 
 
 def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -366,10 +366,10 @@ def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
 
 
 def _products(
-    dy: Operand | None,
-    transposed: Operand | None,
-    x: Operand,
-    weight: Operand,
+    dy: Fp8Operand | None,
+    transposed: Fp8Operand | None,
+    x: Fp8Operand,
+    weight: Fp8Operand,
     dtype: Dtype,
     needs: Needs,
 ) -> tuple[Array | None, Array | None]:
@@ -425,8 +425,8 @@ def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
 
 
 def _hidden(
-    x: Operand, up: Operand, bias: Array | None, dtype: Dtype, scales: LinearScales
-) -> tuple[Operand, Operand, Array]:
+    x: Fp8Operand, up: Fp8Operand, bias: Array | None, dtype: Dtype, scales: LinearScales
+) -> tuple[Fp8Operand, Fp8Operand, Array]:
     """Return gelu(x U^T + b) in 8 bits, its transpose, and what the derivative of GELU is got from.
 
     That is x U^T + b in a dtype of 16 bits or, where a kernel rounds its product to 8 bits itself,
@@ -450,8 +450,8 @@ def _hidden(
 
 
 def _hidden_backward(
-    dy: Operand, down: Operand, kept: Array, dtype: Dtype, scales: LinearScales
-) -> tuple[Operand, Operand, Array]:
+    dy: Fp8Operand, down: Fp8Operand, kept: Array, dtype: Dtype, scales: LinearScales
+) -> tuple[Fp8Operand, Fp8Operand, Array]:
     """Return dy D times the derivative of GELU in 8 bits, its transpose and its column sums.
 
     Args:
@@ -479,7 +479,7 @@ def _bias_gradient(sums: Any, need: Any) -> Array | None:
     return column_sums([sums], [need])[0]
 
 
-def _weight_gradient(dy: Operand, x: Operand, need: Any) -> Array | None:
+def _weight_gradient(dy: Fp8Operand, x: Fp8Operand, need: Any) -> Array | None:
     """Return dy^T x in float32; None once the product has added it to the gradient.
 
     Args:
@@ -497,14 +497,14 @@ def _weight_gradient(dy: Operand, x: Operand, need: Any) -> Array | None:
     return None
 
 
-def _values(operand: Operand) -> Array:
+def _values(operand: Fp8Operand) -> Array:
     """Return the values of an operand on the CPU, float32."""
     return operand.bits.view(operand.dtype).astype(float32) * operand.scale[INVERSE]
 
 
 def _quantize_numpy(
     x: Array, dtype: Dtype, scale: Array, *, rows: bool, columns: bool, sums: bool, reports: bool
-) -> tuple[Operand | None, Operand | None, Array | None]:
+) -> tuple[Fp8Operand | None, Fp8Operand | None, Array | None]:
     wide, limit = upcast(x), LIMITS[dtype]
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = wide * scale[SCALE]
@@ -513,8 +513,8 @@ def _quantize_numpy(
         _report_numpy(wide, scale)
         scale[CLIPPED:].view(np.uint32)[...] += np.uint32((abs(scaled) > limit).sum())
     return (
-        Operand(q, dtype, scale) if rows else None,
-        Operand(contiguous(q.T), dtype, scale) if columns else None,
+        Fp8Operand(q, dtype, scale) if rows else None,
+        Fp8Operand(contiguous(q.T), dtype, scale) if columns else None,
         wide.sum(0, keepdims=True) if sums else None,
     )
 

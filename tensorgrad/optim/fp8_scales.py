@@ -16,7 +16,7 @@ from tensorgrad.core.nodes import latest_version
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.io.display import call_text
 from tensorgrad.kernels import fp8 as fp8_cuda
-from tensorgrad.kernels.fp8 import MULTIPLE, Operand, float8_e4m3, float8_e5m2
+from tensorgrad.kernels.fp8 import MULTIPLE, Fp8Operand, float8_e4m3, float8_e5m2
 from tensorgrad.ops.fp8 import (
     CLIPPED,
     INVERSE,
@@ -33,7 +33,7 @@ from tensorgrad.optim.flat import NamedParameters, in_blocks
 from tensorgrad.optim.scaler import LossScaler
 
 Layers = Callable[[str, Tensor], bool]
-_FORMATS = (float8_e4m3, float8_e4m3, float8_e5m2)  # of x, weight and dy
+_FORMATS = (float8_e4m3, float8_e4m3, float8_e5m2)  # x, weight and dy
 
 
 class Fp8Scales(LossScaler):
@@ -99,7 +99,7 @@ class Fp8Scales(LossScaler):
         self._limits: Array = np.tile(
             np.array([LIMITS[dtype] for dtype in _FORMATS], np.float32), len(weights)
         )
-        self._operands: list[tuple[Operand, Operand]] = []
+        self._operands: list[tuple[Fp8Operand, Fp8Operand]] = []
         self._matrices: fp8_cuda.Matrices | None = None
         self._cut()
 
@@ -114,7 +114,7 @@ class Fp8Scales(LossScaler):
         if place is None:
             return None
         if not mode.grad_enabled and not self.updates:
-            return new_scales(weight.data)  # what is not a step has no part in the scales
+            return new_scales(weight.data)  # a forward alone has no part in the scales
         version = latest_version()
         if casts.rounded_at != version:
             casts.rounded_at = version

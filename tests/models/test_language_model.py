@@ -468,6 +468,7 @@ def test_a_step_reads_the_head_once_and_no_keys_outside_of_a_window() -> None:
     model = TransformerLM(config)
     blocks = sum(p.data.nbytes for block in model.blocks for p in block.parameters())
     assert model.output is not None
+    assert model.norm.weight is not None
     weights = blocks + model.norm.weight.data.nbytes + model.output.weight.data.nbytes
     row = 2 * 4 * config.kv_heads * config.width_of_head  # bytes of a key and a value
     assert model.step_bytes(5, 10) == weights + 5 * (10 + 3) * row

@@ -145,7 +145,7 @@ def test_linear_is_the_product_of_rounded_operands(
         sizes[0] += 1
         sizes.append(abs(expected[-1]))
     found = [y.data, *[tensor.grad for tensor in tensors]]
-    ulp = 2.0**-8 if dtype == bfloat16 else 2.0**-12  # of 14 bits where the tensor cores add
+    ulp = 2.0**-8 if dtype == bfloat16 else 2.0**-12  # tensor cores add 14 bits
     for got, exact, size in zip(found, expected, sizes, strict=True):
         error = abs(backend.to_numpy(got).astype(np.float64).reshape(exact.shape) - exact)
         assert (error <= 2 * ulp * size).all()
@@ -230,7 +230,7 @@ def test_the_hidden_layer_is_rounded_once(
     y.backward(backend.to_device(dy, device))
     for got, one in zip([y.data, *[tensor.grad for tensor in tensors]], expected, strict=True):
         error = backend.to_numpy(got).astype(np.float64) - one
-        assert np.linalg.norm(error) < 0.04 * np.linalg.norm(one)  # of what rounds otherwise
+        assert np.linalg.norm(error) < 0.04 * np.linalg.norm(one)  # the others round otherwise
     for scale, peak, limit in zip(scales, peaks, limits, strict=True):
         host = backend.to_numpy(scale)
         assert host[1] == scale_for(peak, limit)

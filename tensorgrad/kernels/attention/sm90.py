@@ -232,7 +232,7 @@ class _Geometry:
         before: int, after: int, scale: float, extras: bool, device: int,
     ) -> None:  # fmt: skip
         self.dtype, self.extras, self.scale = dtype, extras, scale
-        self._extras = str(extras).lower()  # as a template argument
+        self._extras = str(extras).lower()  # the template argument
         self.batch, self.heads, self.queries, self.width = q_shape
         self.kv_heads, self.keys = k_shape[1:3]
         if lengths is not None:

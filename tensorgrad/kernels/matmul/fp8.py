@@ -15,7 +15,7 @@ from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.cublaslt import CublasProduct, Matrix
 from tensorgrad.kernels.device import sm_count
-from tensorgrad.kernels.fp8 import Operand, float8_e4m3, float8_e5m2
+from tensorgrad.kernels.fp8 import Fp8Operand, float8_e4m3, float8_e5m2
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.matmul.sm90 import derivative_for
 from tensorgrad.kernels.structs import MatmulSm90Arguments, RoundedResult, address, by_value
@@ -24,14 +24,14 @@ from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 _FILE = "matmul/fp8_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _THREADS = 512  # the kernels' constants, as the next ones
-_ROWS, _COLUMNS, _CLUSTER, _STEP = 128, 192, 2, 64  # of a block's tile; pairs of terms in a stage
+_ROWS, _COLUMNS, _CLUSTER, _STEP = 128, 192, 2, 64  # a block's tile; pairs of terms in a stage
 _BAND = 8  # rows of tiles, in clusters, before the next column of them
 
 
 def multiply(
     y: Array,
-    a: Operand,
-    b: Operand,
+    a: Fp8Operand,
+    b: Fp8Operand,
     *,
     bias: Array | None = None,
     residual: Array | None = None,
@@ -112,8 +112,8 @@ def described(
 
 
 def rounded_gelu(
-    a: Operand, b: Operand, bias: Array | None, scale: Array, reports: bool = True
-) -> tuple[Operand, Operand, Array]:
+    a: Fp8Operand, b: Fp8Operand, bias: Array | None, scale: Array, reports: bool = True
+) -> tuple[Fp8Operand, Fp8Operand, Array]:
     """Return gelu(a b^T + bias) in e4m3, its transpose, and the derivative of GELU there.
 
     Args:
@@ -134,8 +134,8 @@ def rounded_gelu(
 
 
 def rounded_scaled(
-    a: Operand, b: Operand, derivative: Array, scale: Array, reports: bool = True
-) -> tuple[Operand, Operand, Array]:
+    a: Fp8Operand, b: Fp8Operand, derivative: Array, scale: Array, reports: bool = True
+) -> tuple[Fp8Operand, Fp8Operand, Array]:
     """Return (a b^T) times the derivative of GELU in e5m2, its transpose, and sums over its rows.
 
     Args:
@@ -153,9 +153,9 @@ def rounded_scaled(
 
 
 def _round(
-    epilogue: str, a: Operand, b: Operand, dtype: Dtype, scale: Array, reports: bool,
+    epilogue: str, a: Fp8Operand, b: Fp8Operand, dtype: Dtype, scale: Array, reports: bool,
     bias: Array | None, derivative: Array, sums: Array | None,
-) -> tuple[Operand, Operand]:  # fmt: skip
+) -> tuple[Fp8Operand, Fp8Operand]:  # fmt: skip
     """Launch a product whose result is rounded to 8 bits; return it and its transpose."""
     (rows, width), columns, x = a.bits.shape, len(b.bits), a.bits
     y, transposed = (
@@ -173,7 +173,7 @@ def _round(
     kernel = load(_FILE, f"matmul_fp8<__nv_bfloat16, {epilogue}>")
     arguments = (*maps, by_value(sizes), by_value(result), counter(x))
     kernel((clusters * _CLUSTER,), (_THREADS,), arguments, _SHARED)
-    return Operand(y, dtype, scale), Operand(transposed, dtype, scale)
+    return Fp8Operand(y, dtype, scale), Fp8Operand(transposed, dtype, scale)
 
 
 def _map(bits: Array, rows: int) -> TensorMap:

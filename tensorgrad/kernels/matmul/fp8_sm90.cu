@@ -41,11 +41,11 @@ enum Rounded { GELU8, SCALED8 };
 constexpr int N = 192, CLUSTER = 2, STAGES = 4, BOXES = N / 64;
 constexpr int PRODUCER_REGISTERS = 104, CONSUMER_REGISTERS = 152;   // a thread's
 constexpr int CONSUMER_WARPS = 8, EPILOGUE_WARPS = 7, THREADS = 512;
-constexpr int PAIRS = CONSUMER_WARPS * BOXES / 2;   // of boxes, below each other
+constexpr int PAIRS = CONSUMER_WARPS * BOXES / 2;   // boxes are below each other
 constexpr int A_BYTES = M * SWIZZLE, B_BYTES = N * SWIZZLE;
 
 // Shared memory of a block: the stages, boxes for the 16 rows of each consumer warp, its bias.
-struct SharedStorage {
+struct Fp8Storage {
     unsigned char a[STAGES][A_BYTES], b[STAGES][B_BYTES], boxes[CONSUMER_WARPS][BOXES][BOX_BYTES];
     float bias[CONSUMER_WARPS][N];
 };
@@ -160,7 +160,7 @@ matmul_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
            const __grid_constant__ RoundedResult result, unsigned* taken) {
     constexpr Format LEFT = ROUNDED == GELU8 ? E4M3 : E5M2;
     extern __shared__ unsigned char raw[];
-    SharedStorage& storage = *reinterpret_cast<SharedStorage*>(raw + (-shared_address(raw) & 1023));
+    Fp8Storage& storage = *reinterpret_cast<Fp8Storage*>(raw + (-shared_address(raw) & 1023));
     // Barriers of the stages, and of the boxes of a consumer warp: may be filled, were filled.
     __shared__ Mbarrier full[STAGES], empty[STAGES], open[CONSUMER_WARPS], filled[CONSUMER_WARPS];
     __shared__ ClusterTileQueue queue;
