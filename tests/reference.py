@@ -262,6 +262,7 @@ COSTS = {
     "attention/decode.cu": "2 D S bytes a key",
     "attention/forward_sm80.cu": "4 D operations a pair of query and key",
     "attention/forward_sm90.cu": "4 D operations a pair of query and key",
+    "attention/key_mask.cu": "4 bytes a key",
     "attention/short.cu": "4 D S bytes a step, 7 D S backward",
     "attention/simple.cu": "4 D operations a pair, 14 D backward",
     "attention/tangent_backward_sm80.cu": "36 D operations a pair, 42 D for D > 64; 26 D count",

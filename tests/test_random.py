@@ -153,9 +153,29 @@ def test_bernoulli_and_dropout_masks(probability: float) -> None:
     found = Generator(6).bernoulli(probability, MANY).numpy()
     assert found.dtype == bool_
     assert abs(found.mean() - probability) <= deviation
-    keep = np.empty(MANY, bool_)
-    philox.fill_keep(keep, Key(6, 0), probability)
-    assert abs(keep.mean() - probability) <= deviation + 2.0**-17
+    for fill in (philox.fill_keep, philox.fill_attention_keep):
+        keep = np.empty((1, 1, 100, MANY // 100), bool_)
+        fill(keep, Key(6, 0), probability)
+        assert abs(keep.mean() - probability) <= deviation + 2.0**-17
+
+
+def test_keep_mask_of_attention() -> None:
+    """Masks of parts of a shape are parts of its mask; a block is compared bit by bit."""
+    words = philox._philox32(0, np.zeros(1, uint64), 0)
+    assert [int(word[0]) for word in words] == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
+    shapes = (2, 3, 33, 31), (2, 3, 40, 17)  # equal numbers of blocks
+    masks = [np.empty(shape, bool_) for shape in shapes]
+    for mask in masks:
+        philox.fill_attention_keep(mask, Key(6, 1), 0.7)
+    one, two = (mask[:, :, :33, :17] for mask in masks)
+    np.testing.assert_array_equal(one, two)
+    # keys 0 to 15 of queries 18 and 26 of head (1, 0): a head has 3 times 2 of 16 by 16
+    block = np.array([((3 * 3 + 1) * 8 + 2) * 2], uint64)
+    key = int(philox._words(Key(6, 1), 0, 1)[0])
+    bits = [int(word[0]) for draw in range(4) for word in philox._philox32(key, block, draw)]
+    numbers = [sum((word >> i & 1) << b for b, word in enumerate(bits)) for i in range(32)]
+    keep = [2**16 - 1 - number < round(0.7 * 2**16) for number in numbers]
+    np.testing.assert_array_equal(masks[0][1, 0, [18, 26], :16].ravel(), keep)
 
 
 def test_permutation() -> None:

@@ -1,4 +1,5 @@
-// Random bits from a counter: Philox4x64-10, the same bits as numpy.random.Philox.
+// Random bits from a counter: Philox4x64-10, the same bits as numpy.random.Philox, and
+// Philox4x32-7.
 // Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", table 2.
 #pragma once
 
@@ -23,6 +24,27 @@ __device__ inline Bits philox(Word seed, Word draw, Word stream, Word block) {
         c3 = low0;
         key0 += 0x9e3779b97f4a7c15ull;
         key1 += 0xbb67ae8584caa73bull;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+// Philox4x32-7: 128 bits from products of 32 bits, the fewest rounds that pass all tests of
+// randomness (table 2), for kernels where drawing would take longer than what it is for.
+struct Bits32 {
+    unsigned values[4];
+};
+
+__device__ inline Bits32 philox32(Word key, Word block, unsigned draw) {
+    unsigned c0 = block, c1 = block >> 32, c2 = draw, c3 = 0, key0 = key, key1 = key >> 32;
+    #pragma unroll
+    for (int round = 0; round < 7; ++round) {
+        const Word product0 = Word(0xd2511f53u) * c0, product1 = Word(0xcd9e8d57u) * c2;
+        c0 = unsigned(product1 >> 32) ^ c1 ^ key0;
+        c1 = unsigned(product1);
+        c2 = unsigned(product0 >> 32) ^ c3 ^ key1;
+        c3 = unsigned(product0);
+        key0 += 0x9e3779b9u;
+        key1 += 0xbb67ae85u;
     }
     return {{c0, c1, c2, c3}};
 }

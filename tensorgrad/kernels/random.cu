@@ -16,8 +16,8 @@
 //     unsigned long long | unsigned int | unsigned short | unsigned char
 // instantiate: {random_normal | random_uniform | add_gumbel}<{FLOAT}>
 // instantiate: random_integers<{INTEGER}>
-// instantiate: {random_words | random_bernoulli | random_keep | advance_draw}
-#include "philox.cuh"
+// instantiate: {random_words | random_bernoulli | random_keep | attention_keep | advance_draw}
+#include "attention/keep.cuh"
 #include "types.cuh"
 
 // Write value(lane i) to y[i] for the block of LANES elements that is this thread's.
@@ -168,6 +168,24 @@ random_keep(bool* __restrict__ y, long long size, Word seed, Word draw, Word str
             const Word* offset, Word threshold) {
     fill<16>(y, size, seed, draw, stream, offset,
              [=](Word word, long long) { return word < threshold; });
+}
+
+// The keep mask of dropout in attention, (heads, queries, keys): a thread for each of its blocks.
+__global__ void __launch_bounds__(256)
+attention_keep(bool* __restrict__ y, long long blocks, int queries, int keys, Word seed, Word draw,
+               Word stream, const Word* offset, unsigned threshold) {
+    const Word block[] = {blockIdx.x * Word(256) + threadIdx.x};
+    if (block[0] >= blocks) return;
+    unsigned bits[1];
+    keep_bits<1>(bits, keep_key(seed, draw_number(draw, offset), stream), block, threshold);
+    const int columns = (keys + 15) / 16, rows = (queries + 15) / 16;
+    const Word pair = block[0] / columns;
+    const int key = block[0] % columns * 16, query = pair / 8 % rows * 16 + pair % 8;
+    for (int i = 0; i < 32; ++i) {
+        const int row = query + i / 16 * 8, column = key + i % 16;
+        if (row < queries && column < keys)
+            y[(pair / 8 / rows * queries + row) * keys + column] = bits[0] >> i & 1;
+    }
 }
 
 // x plus Gumbel noise -log(-log(u)): where that is largest is a sample of softmax(x).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,21 @@ class Key(NamedTuple):
 def keep_threshold(probability: float) -> int:
     """Return the number, at least 1, below which a lane of 16 bits keeps its element."""
     return max(1, round(probability * 2**16))
+
+
+def attention_keep(y: Array, key: Key, probability: float) -> None:
+    """Fill (B, H, Tq, Tk) with the bits that the attention kernels draw."""
+    *heads, queries, keys = y.shape
+    blocks = math.prod(heads) * -(-queries // 16) * 8 * -(-keys // 16)
+    if not y.size:
+        return
+    load("random.cu", "attention_keep")(
+        (-(-blocks // 256),),
+        (256,),
+        (y, np.int64(blocks), np.int32(queries), np.int32(keys), np.uint64(key.seed),
+         np.uint64(key.draw), np.uint64(key.stream), pointer(key.offset),
+         np.uint32(round(probability * 2**16))),
+    )  # fmt: skip
 
 
 def advance(offset: Array, draws: int) -> None:

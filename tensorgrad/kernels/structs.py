@@ -148,6 +148,7 @@ class AttentionSm90Extras(Struct):
 
     sources = ("attention/sm90.cuh",)
     _fields_ = (
+        *_fields(c_void_p, "key_tiles key_bits"),
         ("bias", c_void_p),
         *_fields(c_int64, "bias_batch bias_head bias_query bias_key"),
         *_fields(c_void_p, "query_starts key_starts"),

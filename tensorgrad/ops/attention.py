@@ -53,7 +53,7 @@ from tensorgrad.ops.attention_tangent import (
     gradient_dtype,
 )
 from tensorgrad.ops.attention_unfused import attention_unfused
-from tensorgrad.ops.philox import fill_keep
+from tensorgrad.ops.philox import fill_attention_keep
 from tensorgrad.ops.rotary import rotary, rotated, rotation_of, turned
 
 __all__ = ["attention", "attention_packed", "attention_varlen"]
@@ -569,7 +569,7 @@ def _options(
     key, keep = random.next_key() if dropout else None, None
     if key is not None and type(q) is np.ndarray:
         keep = np.empty(shape, np.bool_)
-        fill_keep(keep, key, 1 - dropout)
+        fill_attention_keep(keep, key, 1 - dropout)
     return AttentionOptions(
         scale=1 / math.sqrt(q.shape[3]) if scale is None else float(scale),
         before=before,

@@ -44,7 +44,7 @@ from tensorgrad.kernels.attention.options import (
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.matmul import matmul
-from tensorgrad.ops.philox import fill_keep
+from tensorgrad.ops.philox import fill_attention_keep
 from tensorgrad.ops.shape import astype, reshape
 from tensorgrad.ops.softmax import row_products, softmax
 
@@ -322,7 +322,7 @@ def _keep(options: AttentionOptions, q: Array, steps: int) -> Array | None:
         if sequences is not None:
             shape = (len(sequences.q_starts) - 1, heads, *sequences.longest)
         keep = backend.empty(shape, np.dtype(np.bool_), like=q)
-        fill_keep(keep, options.key, 1 - options.dropout)
+        fill_attention_keep(keep, options.key, 1 - options.dropout)
     if sequences is None:
         return keep
     (number, row), (_, key) = _places(sequences, length, steps, q)

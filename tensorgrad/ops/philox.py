@@ -17,7 +17,7 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import Dtype, bfloat16, c_name, float16, float32, float64, uint64
-from tensorgrad.kernels.random import Key, fill, keep_threshold
+from tensorgrad.kernels.random import Key, attention_keep, fill, keep_threshold
 from tensorgrad.kernels.special import polynomial
 
 _PIECE = 8192  # elements that NumPy's temporaries hold: a few of them stay in the L2 cache
@@ -108,6 +108,70 @@ def keep(key: Key, piece: slice, probability: float) -> Array:
         return np.ones(size, bool)
     words = _words(key, piece.start // 16, -(-size // 4)).view(np.uint16)
     return words[:size] < np.uint16(threshold)
+
+
+def fill_attention_keep(y: Array, key: Key, probability: float) -> None:
+    """Fill a bool array (B, H, Tq, Tk) with the keep mask of dropout in attention.
+
+    True has this probability, rounded to 1 / 2^16. Other bits than those of `fill_keep`, for
+    kernels that draw them where they need them: see kernels/attention/keep.cuh.
+    """
+    if not backend.is_numpy(y):
+        attention_keep(y, key, probability)
+        return
+    *_, queries, keys = y.shape
+    rows, columns = -(-queries // 16), -(-keys // 16)
+    heads = y.reshape(-1, queries, keys)
+    inner = int(_words(key, 0, 1)[0])
+
+    def run(block: slice) -> None:
+        """Fill blocks of 16 rows."""
+        each = 8 * columns  # blocks of 32 bits
+        index = np.arange(block.start * each, block.stop * each, dtype=uint64)
+        words = _keep_words(inner, index, round(probability * 2**16)).view(np.uint8)
+        bits = np.unpackbits(words, bitorder="little").view(np.bool_)
+        tiles = bits.reshape(-1, 8, columns, 2, 16).transpose(0, 3, 1, 2, 4)
+        tiles = tiles.reshape(-1, 16, 16 * columns)[..., :keys]
+        for number, tile in enumerate(tiles, block.start):
+            row = number % rows * 16
+            heads[number // rows, row : row + 16] = tile[: queries - row]
+
+    backend.parallel_blocks(run, len(heads) * rows, max(1, _PIECE // (8 * columns)))
+
+
+def _keep_words(key: int, index: Array, threshold: int) -> Array:
+    """Return 32 bits for each block, as `keep_bits` in kernels/attention/keep.cuh."""
+    if threshold in (0, 2**16):
+        return np.full(index.shape, -1 if threshold else 0, np.int32).view(np.uint32)
+    kept = np.zeros(index.shape, uint64)
+    for draw in range(((threshold & -threshold).bit_length() - 1) // 4, 4):
+        for number, word in enumerate(_philox32(key, index, draw), 4 * draw):
+            kept = word | kept if threshold >> number & 1 else word & kept
+    return kept.astype(np.uint32)
+
+
+def _philox32(key: int, index: Array, draw: int) -> tuple[Array, Array, Array, Array]:
+    """Return four words of 32 bits of each block from Philox4x32-7, in uint64.
+
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", table 2.
+    """
+    low, half = np.uint64(2**32 - 1), np.uint64(32)
+    c0, c1 = index & low, index >> half
+    c2, c3 = np.full_like(index, draw), np.zeros_like(index)
+    key0, key1 = key % 2**32, key >> 32
+    for _ in range(7):
+        product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0 = product1 >> half
+        c0 ^= c1
+        c0 ^= np.uint64(key0)
+        c2 = product0 >> half
+        c2 ^= c3
+        c2 ^= np.uint64(key1)
+        product1 &= low
+        product0 &= low
+        c1, c3 = product1, product0
+        key0, key1 = (key0 + 0x9E3779B9) % 2**32, (key1 + 0xBB67AE85) % 2**32
+    return c0, c1, c2, c3
 
 
 def fill_words(y: Array, key: Key) -> None:

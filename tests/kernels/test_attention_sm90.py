@@ -13,6 +13,7 @@ from tensorgrad import Tensor, random
 from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import sm90 as attention_sm90
+from tensorgrad.kernels.attention.options import AttentionOptions
 from tests.kernels.hopper import hopper
 from tests.poisoned import poison_memory
 
@@ -74,6 +75,12 @@ WIDTHS = [8, 32, 40, 64, 96, 128, 200, 256]
 @pytest.mark.parametrize("size", SIZES)
 def test_causal(size: tuple[int, int, int, int], width: int, dtype: Any) -> None:
     compare(dense(width, *size, dtype), lambda q, k, v: tg.attention(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("tq", [1, 130, 300])
+@pytest.mark.parametrize("width", [104, 128, 200, 256])
+def test_pairs_of_blocks_that_share_keys(width: int, tq: int) -> None:
+    compare(dense(width, 2, 1, tq, 2100, bfloat16), tg.attention)
 
 
 @pytest.mark.usefixtures("other_geometry")
@@ -166,6 +173,48 @@ def test_mask(added: bool, shape: tuple[int, ...], width: int) -> None:
         return tg.attention(q, k, v, own, causal=not added)
 
     compare(dense(width, 4, 2, 100, 333, bfloat16), function)
+
+
+keys = np.arange(733)
+KEY_MASKS = {  # which keys the queries of two sequences see
+    "padding": keys < np.array([[583], [733]]),
+    "padding before": keys >= np.array([[200], [0]]),
+    "nothing seen": keys < np.array([[0], [300]]),
+    "holes": (keys // 140 % 2 == 1)[None],
+    "one seen": keys == np.array([[0], [700]]),
+    "random": np.random.default_rng(2).random((2, 733)) > 0.3,
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("width", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("seen", KEY_MASKS.values(), ids=KEY_MASKS)
+def test_key_mask(seen: Any, width: int, dropout: float, causal: bool) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = Tensor(backend.to_device(seen[:, None, None], q.device))
+        return tg.attention(q, k, v, mask, causal=causal, dropout=dropout)
+
+    compare(dense(width, 4, 2, 200, 733, bfloat16), function)
+
+
+@pytest.mark.parametrize("columns", [64, 80, 128])
+@pytest.mark.parametrize("keys", [1, 77, 733, 40_000])
+def test_tiles_of_a_key_mask(keys: int, columns: int) -> None:
+    seen = np.random.default_rng(keys).random((3, keys)) > 0.1
+    seen[0, : keys // 2] = False
+    seen[1] = True
+    seen[2] = np.arange(keys) // 300 % 3 == 1
+    bias = backend.to_device(np.where(seen, 0, -np.inf).astype("float32"), "cuda")
+    options = AttentionOptions(scale=1.0, bias=bias[:, None, None])
+    tiles, bits = map(backend.to_numpy, attention_sm90._key_mask(options, columns))
+    padded = np.zeros((3, tiles.shape[1] * columns), bool)
+    padded[:, :keys] = seen
+    np.testing.assert_array_equal(np.packbits(padded, 1, "little").reshape(bits.shape), bits)
+    counts = padded.reshape(3, -1, columns).sum(2)
+    exist = np.minimum(columns, keys - columns * np.arange(tiles.shape[1]))
+    entries = np.where(counts > 0, 2 * np.arange(tiles.shape[1]) + (counts == exist), -1)
+    np.testing.assert_array_equal(tiles, np.maximum.accumulate(entries, 1))
 
 
 @pytest.mark.parametrize("width", [32, 64, 96, 128, 256])

@@ -20,7 +20,7 @@ from tensorgrad.kernels.attention.options import (
 )
 from tensorgrad.ops import attention as attention_ops
 from tests.ops.test_attention import repeated, scale_of, weights_of
-from tests.ops.test_dropout import keep_mask
+from tests.ops.test_dropout import attention_keep_mask
 from tests.poisoned import poison_memory
 
 pytestmark = pytest.mark.gpu
@@ -252,7 +252,7 @@ def test_sequences(
     random.seed(3)
     keep = np.ones(shape)
     if dropout:
-        keep = keep_mask(shape, dropout, like=arrays[0]) / (1 - dropout)
+        keep = attention_keep_mask(shape, dropout, like=arrays[0]) / (1 - dropout)
     own = {name: value for name, value in options.items() if name != "dropout"}
     expected: list[list[Any]] = []
     row = key = 0

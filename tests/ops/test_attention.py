@@ -18,7 +18,7 @@ from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
 from tensorgrad.testing import Case, Ulps, check, spacing
 from tests.ops import test_rotary as rotary
-from tests.ops.test_dropout import keep_mask
+from tests.ops.test_dropout import attention_keep_mask
 
 RNG = np.random.default_rng(11)
 BOUND = Ulps(2, "terms")
@@ -50,7 +50,7 @@ def weights_of(
     weights /= np.where(total == 0, 1, total)
     if dropout:
         random.seed(3)
-        weights *= keep_mask(weights.shape, dropout, like=q) / (1 - dropout)
+        weights *= attention_keep_mask(weights.shape, dropout, like=q) / (1 - dropout)
     return weights * keep
 
 
@@ -205,7 +205,9 @@ def sequences(
     k_lengths = lengths if k_lengths is None else k_lengths
     shape = len(lengths), q.shape[1], max(lengths), max(k_lengths)
     random.seed(3)
-    keep = keep_mask(shape, dropout, like=q) / (1 - dropout) if dropout else np.ones(shape)
+    keep = (
+        attention_keep_mask(shape, dropout, like=q) / (1 - dropout) if dropout else np.ones(shape)
+    )
     found, row, key = [], 0, 0
     for s, (tq, tk) in enumerate(zip(lengths, k_lengths, strict=True)):
         rows, keys = slice(row, row + tq), slice(key, key + tk)
@@ -655,7 +657,7 @@ def test_sequences_that_do_not_fit() -> None:
     random.seed(4)
     longer = run(q, q, q, [0, 2, 5], max_length=9, dropout=0.5).numpy()
     random.seed(4)
-    kept = keep_mask((2, 4, 9, 9), 0.5, like=q.data)  # sequences of the given length
+    kept = attention_keep_mask((2, 4, 9, 9), 0.5, like=q.data)  # sequences of the given length
     rows = [kept[0, :, :2, :2], kept[1, :, :3, :3]]
     weights = [2 * row.mean(-1).T for row in rows]  # all scores are equal
     np.testing.assert_allclose(longer, np.concatenate(weights)[..., None] * np.ones(8), 1e-6)

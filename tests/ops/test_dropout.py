@@ -27,6 +27,13 @@ def keep_mask(shape: tuple[int, ...], p: float, like: Any) -> Any:
     return keep
 
 
+def attention_keep_mask(shape: tuple[int, ...], p: float, like: Any) -> Any:
+    """Return which attention weights (B, H, Tq, Tk) dropout spares."""
+    keep = backend.empty(shape, bool_, like)
+    philox.fill_attention_keep(keep, random.next_key(), 1 - p)
+    return keep
+
+
 def seeded(x: Tensor) -> Tensor:
     random.seed(5)
     return tg.dropout(x, 0.3)

@@ -2,8 +2,8 @@
 // options (causality, windows, bias, dropout, sequences of unequal length) at run time.
 // Source: Dao 2023, arXiv:2307.08691.
 #pragma once
+#include "attention/keep.cuh"
 #include "exp.cuh"
-#include "philox.cuh"
 
 struct Strides {   // in elements; the last axis is contiguous
     long long batch, head, row;
@@ -93,27 +93,20 @@ __device__ inline long long place(const Strides& strides, int sequence, int head
     return sequence * strides.batch + head * strides.head + start * strides.row;
 }
 
-// The keep mask of 16 neighbouring weights, number `block` of (sequences, H, queries, keys).
-__device__ inline Word keep_16(const AttentionDropout& d, Word block) {
-    const Bits words = philox(d.seed, draw_number(d.draw, d.offset), d.stream, block);
-    Word bits = 0;
-    #pragma unroll
-    for (int i = 0; i < 16; ++i) bits |= Word(lane<16>(words, i) < Word(d.threshold)) << i;
-    return bits;
-}
-
-// The keep mask of BITS neighbouring weights, 16, 32 or 64, from number `first` on. BITS / 16
-// neighbouring threads draw it together, and all get it.
-template <int BITS> __device__ inline Word keep_bits(const AttentionDropout& d, Word first) {
-    constexpr int LANES_EACH = BITS / 16;
-    const int own = threadIdx.x % LANES_EACH, shift = first % 16;
-    Word bits = keep_16(d, first / 16 + own) << 16 * own;
-    #pragma unroll
-    for (int offset = 1; offset < LANES_EACH; offset *= 2)
-        bits |= __shfl_xor_sync(0xffffffff, bits, offset);
-    if (shift) {   // the weights begin within a block of 16: draw one more
-        const Word next = keep_16(d, first / 16 + LANES_EACH);
-        bits = bits >> shift | next << (BITS - shift);
+// The keep mask of QUERIES by KEYS weights from a query and a key on, multiples of 16: the threads
+// call store(query, key, bits) for 16 keys of a query, counted from there, until all are drawn.
+template <int QUERIES, int KEYS, typename F>
+__device__ inline void draw_keep_bits(const AttentionArguments& p, const AttentionDropout& d,
+                                      Word head, int query, int key, int threads, F store) {
+    constexpr int BLOCKS = KEYS / 16;
+    const Word key_of_draw = keep_key(d.seed, draw_number(d.draw, d.offset), d.stream);
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < QUERIES / 2 * BLOCKS; i += threads) {
+        const int row = i / BLOCKS / 8 * 16 + i / BLOCKS % 8, column = i % BLOCKS * 16;
+        const Word block[] = {keep_block(head, p.queries, p.keys, query + row, key + column)};
+        unsigned bits[1];
+        keep_bits<1>(bits, key_of_draw, block, d.threshold);
+        store(row, column, bits[0] & 0xffff);
+        store(row + 8, column, bits[0] >> 16);
     }
-    return bits;
 }

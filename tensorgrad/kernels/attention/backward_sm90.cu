@@ -28,8 +28,9 @@
 // instantiate: attention_backward_rows<{T}>
 // where: KEY_TILES = 32, 2, 96 | 64, 2, 96 | 96, 2, 64 | 128, 2, 64
 // instantiate: attention_backward<{T}, {KEY_TILES}, BOTH, false>
-// instantiate: attention_backward<{T}, 256, 2, 32, {KEYS | VALUES}, {false | true}>
-// where: QUERY_TILES = 32, 3, 64 | 64, 3, 64 | 96, 3, 64 | 128, 2, 80 | 256, 2, 32
+// instantiate: attention_backward<{T}, 256, 2, 64, {KEYS | VALUES}, false>
+// instantiate: attention_backward<{T}, 256, 2, 32, {KEYS | VALUES}, true>
+// where: QUERY_TILES = 32, 3, 64 | 64, 3, 64 | 96, 3, 64 | 128, 2, 80 | 256, 2, 64
 // instantiate: attention_backward<{T}, {QUERY_TILES}, QUERIES, false>
 // instantiate: attention_backward<{T}, 64, 2, 64, BOTH, true>
 // instantiate: attention_backward<{T}, 128, 2, 64, {KEYS | VALUES}, true>
@@ -107,18 +108,25 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
     }
 }
 
-// Shared memory: both tiles of rows of each warpgroup, then a ring of both tiles of columns.
-template <int D, int W, int N> struct BackwardTiles {
+// Shared memory: both tiles of rows of each warpgroup, then a ring of each of the two tiles of
+// columns, then one of statistics, with b1. A tile that the sums do not read is free before them:
+// of an odd number of tiles that fit the other ring has one more.
+template <int D, int W, int N, int PART> struct BackwardTiles {
     static constexpr int HALVES = (D + 63) / 64;   // 64 columns each
     static constexpr int A_BYTES = 64 * HALVES * SWIZZLE, B_BYTES = N * HALVES * SWIZZLE;
-    static constexpr int STAGE = 2 * B_BYTES + 1024;   // two tiles, two rows of N floats
-    static constexpr int FIT = (TILE_BYTES - 2 * W * A_BYTES) / STAGE;
-    static constexpr int STAGES = FIT < 4 ? FIT : 4;
+    static constexpr int STATISTICS = 2 * N * 4;   // two rows of floats
+    static constexpr int FIT = (TILE_BYTES - 2 * W * A_BYTES) / (B_BYTES + STATISTICS / 2);
+    static constexpr int TILES = FIT < 8 ? FIT : 8;
+    static constexpr int STAGES_1 = PART == QUERIES || PART == KEYS ? (TILES + 1) / 2 : TILES / 2;
+    static constexpr int STAGES_2 = PART == VALUES ? (TILES + 1) / 2 : TILES / 2;
+    static_assert(2 * W * A_BYTES + (STAGES_1 + STAGES_2) * B_BYTES + STAGES_1 * STATISTICS
+                      <= TILE_BYTES, "shared memory");
 };
 
-template <int W, int STAGES> struct BackwardBarriers {
+template <int W, int STAGES_1, int STAGES_2> struct BackwardBarriers {
     TileQueue<1> queue;
-    Mbarrier a_full[W], a_empty[W], full[STAGES], empty[STAGES];
+    Mbarrier a_full[W], a_empty[W], full1[STAGES_1], empty1[STAGES_1], full2[STAGES_2],
+        empty2[STAGES_2];
 };
 
 // Each consumer warpgroup has 64 rows, and streams N columns at a time. QUERIES: rows are queries;
@@ -146,23 +154,29 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
     // A warp reads tiles as one, in the products alone, but each lane reads statistics: each
     // arrives.
     constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // arrivals of a warpgroup, for a stage
-    using Tiles = BackwardTiles<D, W, N>;
-    constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES;
-    constexpr int B_BYTES = Tiles::B_BYTES;
+    using Tiles = BackwardTiles<D, W, N, PART>;
+    constexpr int M = 64 * W, HALVES = Tiles::HALVES, B_BYTES = Tiles::B_BYTES;
+    constexpr int STAGES_1 = Tiles::STAGES_1, STAGES_2 = Tiles::STAGES_2;
     extern __shared__ unsigned char raw[];
     unsigned char* a_tiles = kept_address(raw + (-shared_address(raw) & 1023));
-    unsigned char* stages = a_tiles + 2 * W * Tiles::A_BYTES;
-    __shared__ BackwardBarriers<W, STAGES> own_barriers;
-    BackwardBarriers<W, STAGES>& barriers = *kept_address(&own_barriers);
+    unsigned char* b1_tiles = a_tiles + 2 * W * Tiles::A_BYTES;
+    unsigned char* b2_tiles = b1_tiles + STAGES_1 * B_BYTES;
+    unsigned char* all_statistics = b2_tiles + STAGES_2 * B_BYTES;
+    __shared__ BackwardBarriers<W, STAGES_1, STAGES_2> own_barriers;
+    BackwardBarriers<W, STAGES_1, STAGES_2>& barriers = *kept_address(&own_barriers);
     if (threadIdx.x == 0) {
         barriers.queue.init(4 * W);
         for (int g = 0; g < W; ++g) {
             barriers.a_full[g].init(1);
             barriers.a_empty[g].init(4);
         }
-        for (int s = 0; s < STAGES; ++s) {
-            barriers.full[s].init(1);
-            barriers.empty[s].init(ARRIVALS * W);
+        for (int s = 0; s < STAGES_1; ++s) {
+            barriers.full1[s].init(1);
+            barriers.empty1[s].init(ARRIVALS * W);
+        }
+        for (int s = 0; s < STAGES_2; ++s) {
+            barriers.full2[s].init(1);
+            barriers.empty2[s].init(4 * W);
         }
         fence_mbarrier_init();
     }
@@ -192,7 +206,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
     if (threadIdx.x < WARPGROUP) {   // producer
         setmaxnreg_decrease<PRODUCER_REGISTERS<W, REGISTERS>>();
         if (threadIdx.x == 0) {
-            PipelineState<STAGES> at;
+            PipelineState<STAGES_1> at1;
+            PipelineState<STAGES_2> at2;
             PipelineState<1> turn;
             unsigned a_parity = 0;
             for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {
@@ -223,26 +238,31 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                                       : tile.head * heads_each;
                 const int column = OF_QUERIES ? of.first_key : of.first_query;
                 for (int n = first, left = heads_each * (last - first); left > 0; --left) {
-                    unsigned char* to = stages + at.stage * Tiles::STAGE;
-                    Mbarrier& full = barriers.full[at.stage];
-                    barriers.empty[at.stage].wait(at.parity ^ 1);
-                    full.arrive_expect_tx(2 * B_BYTES + (OF_QUERIES ? 0 : 2 * N * 4));
+                    Mbarrier& full1 = barriers.full1[at1.stage];
+                    barriers.empty1[at1.stage].wait(at1.parity ^ 1);
+                    full1.arrive_expect_tx(B_BYTES + (OF_QUERIES ? 0 : Tiles::STATISTICS));
                     #pragma unroll 1
-                    for (int h = 0; h < HALVES; ++h) {
-                        unsigned char* half = to + h * N * SWIZZLE;
-                        tma_load(half, b1_map, full, h * 64, column + n * N, head, of.batch);
-                        tma_load(half + B_BYTES, b2_map, full, h * 64, column + n * N, head,
-                                 of.batch);
-                    }
+                    for (int h = 0; h < HALVES; ++h)
+                        tma_load(b1_tiles + at1.stage * B_BYTES + h * N * SWIZZLE, b1_map, full1,
+                                 h * 64, column + n * N, head, of.batch);
                     if (!OF_QUERIES) {
                         const bool starts = EXTRAS && extras.query_starts;
                         const int start = starts ? sums_start(of, tile.batch, N) : 0;
                         const float* from =
                             sums + (of.batch * p.heads + head) * 2ll * pitch + start + n * N;
-                        bulk_load(to + 2 * B_BYTES, from, N * 4, full);
-                        bulk_load(to + 2 * B_BYTES + N * 4, from + pitch, N * 4, full);
+                        unsigned char* to = all_statistics + at1.stage * Tiles::STATISTICS;
+                        bulk_load(to, from, N * 4, full1);
+                        bulk_load(to + N * 4, from + pitch, N * 4, full1);
                     }
-                    at.next();
+                    at1.next();
+                    Mbarrier& full2 = barriers.full2[at2.stage];
+                    barriers.empty2[at2.stage].wait(at2.parity ^ 1);
+                    full2.arrive_expect_tx(B_BYTES);
+                    #pragma unroll 1
+                    for (int h = 0; h < HALVES; ++h)
+                        tma_load(b2_tiles + at2.stage * B_BYTES + h * N * SWIZZLE, b2_map, full2,
+                                 h * 64, column + n * N, head, of.batch);
+                    at2.next();
                     if (++n == last) { n = first; ++head; }
                 }
             }
@@ -253,14 +273,16 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
         // with EXTRAS scores come scaled
         const float scale_log2 = (EXTRAS ? 1 : p.scale) * LOG2_E;
-        const Word draw = EXTRAS ? draw_number(extras.draw, extras.offset) : 0;
+        const Word key = EXTRAS ? keep_key(extras.seed, draw_number(extras.draw, extras.offset),
+                                           extras.stream) : 0;
 
-        auto release = [&](Mbarrier& empty) {
+        auto release_1 = [&](int stage) {
             if (OF_QUERIES)
-                arrive_warp(empty);
+                arrive_warp(barriers.empty1[stage]);
             else
-                empty.arrive();
+                barriers.empty1[stage].arrive();
         };
+        auto release_2 = [&](int stage) { arrive_warp(barriers.empty2[stage]); };
 
         const unsigned long long a1_at = wgmma_descriptor(a_tiles + 2 * group * Tiles::A_BYTES);
         const unsigned long long a2_at = a1_at + Tiles::A_BYTES / 16;
@@ -268,7 +290,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
         Fragment<1, HAS_1 ? D : 8> sum1;
         Fragment<1, HAS_2 ? D : 8> sum2;
         unsigned w_packed[N / 4], g_packed[N / 4];
-        PipelineState<STAGES> at;
+        PipelineState<STAGES_1> at1;
+        PipelineState<STAGES_2> at2;
         unsigned a_parity = 0;
 
         auto multiply = [&](Fragment<1, N>& to, unsigned long long a_at,
@@ -329,14 +352,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                                min(band.columns, diagonal + band.high + 1) - column);
                 }
             };
-            auto keep_mask = [&](int n, int head) -> unsigned long long {   // a bit for each weight
-                if (extras.threshold >> 16) return ~0ull;
-                const Word first = (Word(tile.batch) * p.heads + head) * p.queries, pitch = p.keys;
-                if (OF_QUERIES)
-                    return keep_rows<N>(extras, draw, (first + own_row) * pitch + n * N, pitch);
-                return keep_columns<N>(extras, draw, (first + n * N) * pitch + row + warp * 16,
-                                       pitch);
-            };
+            KeepMask<N, !OF_QUERIES> keep;
+            const bool drops = EXTRAS && !(extras.threshold >> 16);
             // Call f(i, x) for each of a thread's accumulators; x is the statistic of its query:
             // that of the row, or of the column in `columns`.
             auto for_statistics = [&](const float (&rows)[2], const float* columns, auto f) {
@@ -350,28 +367,36 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                 }
             };
 
-            int before = -1;   // the stage whose tiles the last products still use
+            bool pending = false;   // the last sums are under way
+            auto release_sums = [&] {   // the tiles of these
+                if (HAS_1) release_1(at1.stage == 0 ? STAGES_1 - 1 : at1.stage - 1);
+                if (HAS_2) release_2(at2.stage == 0 ? STAGES_2 - 1 : at2.stage - 1);
+            };
             if (first < last) barriers.a_full[group].wait(a_parity);
             for (int each = 0; each < heads_each; ++each) {
                 for (int n = first; n < last; ++n) {
-                    const unsigned char* tile1 = stages + at.stage * Tiles::STAGE;
-                    const unsigned char* tile2 = tile1 + B_BYTES;
-                    barriers.full[at.stage].wait(at.parity);
+                    const unsigned char* tile1 = b1_tiles + at1.stage * B_BYTES;
+                    const unsigned char* tile2 = b2_tiles + at2.stage * B_BYTES;
+                    barriers.full1[at1.stage].wait(at1.parity);
                     const int apart = n * N - row;   // from the first row to the first column
                     if (apart + N <= band.low || apart > 63 + band.high || row >= band.rows) {
-                        if (before >= 0) {   // only other warpgroups see this block
+                        if (pending) {   // only other warpgroups see this block
                             wgmma_wait<0>();
-                            release(barriers.empty[before]);
-                            before = -1;
+                            release_sums();
+                            pending = false;
                         }
-                        release(barriers.empty[at.stage]);
-                        at.next();
+                        release_1(at1.stage);
+                        at1.next();
+                        barriers.full2[at2.stage].wait(at2.parity);
+                        release_2(at2.stage);
+                        at2.next();
                         continue;
                     }
                     // Scores.
                     multiply(s, a1_at, tile1);
                     wgmma_wait<1>();   // for the products before these
-                    if (before >= 0) release(barriers.empty[before]);
+                    if (pending) release_sums();
+                    barriers.full2[at2.stage].wait(at2.parity);
                     // Gradients of the weights.
                     if constexpr (HAS_1) {
                         multiply(g, a2_at, tile2);
@@ -391,28 +416,35 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                         mask(n);
                     // Weights.
                     const float* statistics =
-                        reinterpret_cast<const float*>(tile2 + B_BYTES) + lane % 4 * 2;
+                        reinterpret_cast<const float*>(
+                            all_statistics + at1.stage * Tiles::STATISTICS) + lane % 4 * 2;
                     for_statistics(row_logsumexp, statistics, [&](int i, float logsumexp) {
                         float& x = s.values[i];
                         x = fast_exp2(EXTRAS ? (x - logsumexp) * scale_log2
                                              : x * scale_log2 - logsumexp);
                     });
-                    const unsigned long long keep = EXTRAS ? keep_mask(n, query_head) : 0;
+                    if constexpr (!HAS_1) release_1(at1.stage);
+                    if (EXTRAS && drops)
+                        keep.draw(key, Word(tile.batch) * p.heads + query_head, p.queries, p.keys,
+                                  row + warp * 16, n * N, extras.threshold);
                     // Gradients of the scores.
                     if constexpr (HAS_1) {
                         wgmma_wait<0>();
                         fence_registers(g.values);
+                        if constexpr (!HAS_2) release_2(at2.stage);
+                        if (EXTRAS && drops) keep.for_each([&](int i, unsigned mask) {
+                            g.values[i] = __uint_as_float(__float_as_uint(g.values[i]) & mask)
+                                        * extras.inverse_keep;
+                        });
                         for_statistics(row_delta, statistics + N, [&](int i, float delta) {
-                            float& x = g.values[i];
-                            if (EXTRAS) x = keep >> i & 1 ? x * extras.inverse_keep : 0;
-                            x = s.values[i] * (x - delta);
+                            g.values[i] = s.values[i] * (g.values[i] - delta);
                         });
                     }
                     // Sums.
                     if constexpr (HAS_2) {
-                        #pragma unroll
-                        for (int i = 0; i < N / 2; ++i)
-                            if (EXTRAS && !(keep >> i & 1)) s.values[i] = 0;
+                        if (EXTRAS && drops) keep.for_each([&](int i, unsigned mask) {
+                            s.values[i] = __uint_as_float(__float_as_uint(s.values[i]) & mask);
+                        });
                         s.template round_to<T>(w_packed);
                         accumulate(sum2, w_packed, tile2);
                     }
@@ -420,14 +452,15 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                         g.template round_to<T>(g_packed);
                         accumulate(sum1, g_packed, tile1);
                     }
-                    before = at.stage;
-                    at.next();
+                    pending = true;
+                    at1.next();
+                    at2.next();
                 }
             }
             wgmma_wait<0>();
             fence_registers(sum1.values);
             fence_registers(sum2.values);
-            if (before >= 0) release(barriers.empty[before]);
+            if (pending) release_sums();
             if (first < last) {
                 arrive_warp(barriers.a_empty[group]);
                 a_parity ^= 1;

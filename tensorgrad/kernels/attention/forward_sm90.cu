@@ -12,9 +12,11 @@
 //
 // Which keys a query sees is a band: those from window_left before to window_right after its own
 // position (causal, a window, all). Tiles of keys outside are skipped, only tiles on its rim are
-// masked. A bias on the scores, dropout, sequences of unequal length and any scale cost the kernels
-// with EXTRAS alone. D is 32, 64, 96, 128 or 256; heads of a width in between are padded with
-// zeros.
+// masked. KEY_MASK hides keys of a sequence (padding): tiles of hidden keys are skipped, and only
+// tiles that have some are masked. DROPOUT draws its bits while the scores are computed. A bias on
+// the scores, sequences of unequal length and any scale cost the kernels with EXTRAS alone. D is
+// 32, 64, 96, 128 or 256; heads of a width in between are padded with zeros. In full attention two
+// blocks of a cluster load keys and values once for both (CLUSTER).
 //
 // Floor: 4 D operations and one exponential for each query and key that meet. The tensor cores do
 // 795e12 operations a second here, the special units 16 exponentials a clock and SM,
@@ -30,8 +32,13 @@
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
 // where: TILES = 32, 3, 128 | 64, 3, 128 | 96, 3, 96 | 128, 2, 128 | 128, 2, 176 | 256, 2, 80
-// instantiate: attention_forward<{T}, {TILES}, false>
-// instantiate: attention_forward<{T}, {64, 3, 64 | 128, 2, 64 | 256, 2, 32}, true>
+// instantiate: attention_forward<{T}, {TILES}, PLAIN>
+// instantiate: attention_forward<{T}, {128, 2, 176 | 256, 2, 80}, PLAIN, 2>
+// where: MASKED_TILES = 32, 3, 128 | 64, 3, 128 | 96, 3, 96 | 128, 2, 128 | 256, 2, 64
+// instantiate: attention_forward<{T}, {MASKED_TILES}, KEY_MASK>
+// where: DROPOUT_TILES = 32, 3, 128 | 64, 2, 128 | 96, 2, 128 | 128, 2, 128 | 256, 2, 64
+// instantiate: attention_forward<{T}, {DROPOUT_TILES}, {DROPOUT | DROPOUT + KEY_MASK}>
+// instantiate: attention_forward<{T}, {64, 3, 64 | 128, 2, 64 | 256, 2, 32}, EXTRAS>
 #include "attention/sm90.cuh"
 #include "overlap.cuh"
 
@@ -58,15 +65,18 @@ template <int D, int W, int N> struct ForwardBarriers {
 // y: (batch, queries, heads, width). logsumexp: (batch, heads, queries); infinite, and y zero,
 // where a query sees no key. taken: 0, and 0 again after. W consumer warpgroups: 64 queries each, N
 // keys at a time. overlaps: with the next kernel, see overlap.py.
-template <typename T, int D, int W, int N, bool EXTRAS>
-__global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
+template <typename T, int D, int W, int N, int OPTIONS, int CLUSTER = 1>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPGROUP * (W + 1), 1)
 attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __restrict__ taken,
                   const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                   const __grid_constant__ TensorMap v_map,
                   const __grid_constant__ AttentionSm90Arguments p,
                   const __grid_constant__ AttentionSm90Extras extras, bool overlaps) {
+    constexpr bool GENERAL = OPTIONS == EXTRAS, MASKED = OPTIONS & KEY_MASK,
+                   DROPS = OPTIONS & DROPOUT;
     using Tiles = ForwardTiles<D, W, N>;
-    constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES, KEPT = Tiles::KEPT;
+    constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES;
+    constexpr int KEPT = DROPS ? 0 : Tiles::KEPT;
     extern __shared__ unsigned char raw[];
     unsigned char* tiles_start = raw + (-shared_address(raw) & 1023);
     // with heads of 256 registers do not suffice
@@ -83,16 +93,30 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
         for (int s = 0; s < STAGES; ++s) {
             barriers.k_full[s].init(1);
             barriers.v_full[s].init(1);
-            barriers.k_empty[s].init(4 * W);
-            barriers.v_empty[s].init(4 * W);
+            barriers.k_empty[s].init(4 * W * CLUSTER);   // in all blocks
+            barriers.v_empty[s].init(4 * W * CLUSTER);
         }
         fence_mbarrier_init();
     }
-    __syncthreads();
+    if (CLUSTER == 1) __syncthreads(); else cluster_sync();
     wait_for_previous_kernel();
     if (overlaps) start_next_kernel();
 
-    const int blocks = (p.queries + M - 1) / M, tiles = blocks * p.heads_total;
+    // The blocks of a cluster have tiles of queries side by side, which see the same keys.
+    static_assert(CLUSTER == 1 || (OPTIONS == PLAIN && HALVES % CLUSTER == 0), "multicast");
+    const int rank = CLUSTER == 1 ? 0 : cluster_rank();
+    const int blocks = (p.queries + M * CLUSTER - 1) / (M * CLUSTER);
+    const int tiles = blocks * p.heads_total;
+    auto tile_at = [&](int index) {
+        AttentionTile tile = tile_of(p, p.heads, index, blocks, false);
+        tile.block = tile.block * CLUSTER + rank;
+        return tile;
+    };
+    auto release = [&](Mbarrier& empty) {   // in all blocks of the cluster
+        if (CLUSTER == 1) return arrive_warp(empty);
+        __syncwarp();
+        if (threadIdx.x % 32 < CLUSTER) empty.arrive_remote(threadIdx.x % 32);
+    };
     // The blocks of keys that the rows from `row` to `end` see: from first_seen to last_seen - 1.
     auto first_seen = [&](const Sequence& of, int row) {
         return max(0, row + of.keys - of.queries - p.window_left) / N;
@@ -101,30 +125,46 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
         return (max(0, min(of.keys, end + of.keys - of.queries + p.window_right)) + N - 1) / N;
     };
 
+    // The tile of keys n of a sequence or, with KEY_MASK, the last one before it with a key that is
+    // seen: an entry of attention_key_mask.
+    auto entry_of = [&](int batch, int n) {
+        if (!MASKED || n < 0) return 2 * n + 1;
+        return __ldg(extras.key_tiles + batch * ((p.keys + N - 1) / N) + n);
+    };
+
     if (threadIdx.x < WARPGROUP) {   // producer
         setmaxnreg_decrease<PRODUCER_REGISTERS<W, CONSUMER_REGISTERS<W>>>();
         if (threadIdx.x == 0) {
             PipelineState<STAGES> at;
             PipelineState<2> turn;
             unsigned q_parity = 0;
-            for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {
+            for (int index = blockIdx.x / CLUSTER;;
+                 index = CLUSTER == 1 ? next_tile(taken, tiles) : index + gridDim.x / CLUSTER) {
                 barriers.queue.put(turn, index);
                 if (index >= tiles) break;
-                const AttentionTile tile = tile_of(p, p.heads, index, blocks, false);
-                const Sequence of = sequence_of<EXTRAS>(p, extras, tile.batch);
-                if (EXTRAS && tile.block * M >= of.queries) continue;
+                const AttentionTile tile = tile_at(index);
+                const Sequence of = sequence_of<GENERAL>(p, extras, tile.batch);
+                if (GENERAL && tile.block * M >= of.queries) continue;
                 const int kv_head = tile.head / (p.heads / p.kv_heads);
                 const int query = of.first_query + tile.block * M;
-                const int last = last_seen(of, min(tile.block * M + M, of.queries));
+                const int end = last_seen(of, min(tile.block * M + M, of.queries));
+                const int last = (entry_of(tile.batch, end - 1) >> 1) + 1;
                 auto load_tile = [&](unsigned char* to, const TensorMap& map, Mbarrier& full,
                                      int n) {
                     full.arrive_expect_tx(Tiles::K_BYTES);
                     #pragma unroll 1
-                    for (int h = 0; h < HALVES; ++h)
-                        tma_load(to + h * N * SWIZZLE, map, full, h * 64, of.first_key + n * N,
-                                 kv_head, of.batch);
+                    for (int h = rank; h < HALVES; h += CLUSTER) {
+                        unsigned char* half = to + h * N * SWIZZLE;
+                        const int key = of.first_key + n * N;
+                        if (CLUSTER == 1)
+                            tma_load(half, map, full, h * 64, key, kv_head, of.batch);
+                        else
+                            tma_load_multicast((1 << CLUSTER) - 1, half, map, full, h * 64, key,
+                                               kv_head, of.batch);
+                    }
                 };
-                for (int n = last - 1, first = first_seen(of, tile.block * M); n >= first; --n) {
+                for (int n = last - 1, first = first_seen(of, tile.block * M); n >= first;
+                     n = entry_of(tile.batch, n - 1) >> 1) {
                     const int offset = at.stage * Tiles::K_BYTES;
                     barriers.k_empty[at.stage].wait(at.parity ^ 1);
                     load_tile(k_tiles + offset, k_map, barriers.k_full[at.stage], n);
@@ -151,8 +191,9 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
         const int group = uniform(threadIdx.x / WARPGROUP) - 1;
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
         // with EXTRAS scores come scaled
-        const float scale_log2 = (EXTRAS ? 1 : p.scale) * LOG2_E;
-        const Word draw = EXTRAS ? draw_number(extras.draw, extras.offset) : 0;
+        const float scale_log2 = (GENERAL ? 1 : p.scale) * LOG2_E;
+        const Word draw = GENERAL || DROPS ? draw_number(extras.draw, extras.offset) : 0;
+        const Word key = GENERAL || DROPS ? keep_key(extras.seed, draw, extras.stream) : 0;
         // Ping-pong: one warpgroup after the other issues its matrix products, so that the
         // exponentials of one run under the products of the next.
         auto wait_for_turn = [&] { named_barrier_sync(1 + group, 2 * WARPGROUP); };
@@ -204,41 +245,47 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
         auto finish_scores = [&] {
             wgmma_wait<0>();
             fence_registers(s.values);
-            arrive_warp(barriers.k_empty[at.stage]);
+            release(barriers.k_empty[at.stage]);
         };
         auto finish_output = [&] {
             wgmma_wait<0>();
             fence_registers(o.values);
-            arrive_warp(barriers.v_empty[before.stage]);
+            release(barriers.v_empty[before.stage]);
         };
 
         for (int index; (index = barriers.queue.take(turn)) < tiles;) {
-            const AttentionTile tile = tile_of(p, p.heads, index, blocks, false);
-            const Sequence of = sequence_of<EXTRAS>(p, extras, tile.batch);
-            if (EXTRAS && tile.block * M >= of.queries) continue;
+            const AttentionTile tile = tile_at(index);
+            const Sequence of = sequence_of<GENERAL>(p, extras, tile.batch);
+            if (GENERAL && tile.block * M >= of.queries) continue;
             const int shift = of.keys - of.queries;
             const int row = tile.block * M + group * 64;   // the first of this warpgroup
             const int own_row = row + warp * 16 + s.row_of(0);   // the thread's: this and 8 later
             const int first = first_seen(of, tile.block * M);
-            const int last = last_seen(of, min(tile.block * M + M, of.queries));
+            int entry = entry_of(
+                tile.batch, last_seen(of, min(tile.block * M + M, of.queries)) - 1);
+            const int last = (entry >> 1) + 1;
             const int own_first = row < of.queries ? min(last, first_seen(of, row)) : last;
             const int own_last = last_seen(of, min(row + 64, of.queries));
             // Blocks in [whole_first, whole_last) are seen by all rows.
             const int whole_first = (max(0, row + 63 + shift - p.window_left) + N - 1) / N;
             const int whole_last = max(0, min(of.keys, row + shift + p.window_right + 1)) / N;
             int n = last - 1;
+            auto next = [&] {
+                entry = entry_of(tile.batch, n - 1);
+                n = entry >> 1;
+            };
             auto skip = [&](int end) {   // blocks that only other rows of the tile see
-                for (; n >= end; --n) {
+                for (; n >= end; next()) {
                     if (n < last - 1) { wait_for_turn(); pass_turn(); }
                     barriers.k_full[at.stage].wait(at.parity);
-                    arrive_warp(barriers.k_empty[at.stage]);
+                    release(barriers.k_empty[at.stage]);
                     barriers.v_full[at.stage].wait(at.parity);
-                    arrive_warp(barriers.v_empty[at.stage]);
+                    release(barriers.v_empty[at.stage]);
                     at.next();
                 }
             };
-            const bool some = own_first < own_last;
-            skip(max(first, some ? own_last : 0));
+            skip(own_first < own_last ? max(first, own_last) : first);
+            const bool some = own_first < own_last && n >= own_first;
             if (first < last) barriers.q_full[group].wait(q_parity);
 
             // Mask the scores of block n where it is not seen by all rows.
@@ -249,15 +296,26 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                     s.mask_row(h, position - p.window_left - column,
                                min(of.keys, position + p.window_right + 1) - column);
                 }
+                if (!MASKED || entry & 1) return;
+                const unsigned char* bits =
+                    extras.key_bits + (tile.batch * ((p.keys + N - 1) / N) + n) * (N / 8);
+                #pragma unroll
+                for (int j = 0; j < N / 8; ++j) {
+                    const unsigned seen = bits[j] >> lane % 4 * 2;
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        if (!(seen >> i % 2 & 1)) s.values[4 * j + i] = -infinity<float>();
+                }
+            };
+            KeepMask<N, false> keep;
+            auto draw_keep_mask = [&](int n) {
+                keep.draw(key, Word(tile.batch) * p.heads + tile.head, p.queries, p.keys,
+                          row + warp * 16, n * N, extras.threshold);
             };
             auto apply_dropout = [&](int n) {   // with EXTRAS
                 if (extras.threshold >> 16) return;
-                const Word head = tile.batch * p.heads + tile.head, pitch = p.keys;
-                const Word weight = (head * p.queries + own_row) * pitch + n * N;
-                const unsigned long long keep = keep_rows<N>(extras, draw, weight, pitch);
-                #pragma unroll
-                for (int i = 0; i < N / 2; ++i)
-                    if (!(keep >> i & 1)) s.values[i] = 0;
+                draw_keep_mask(n);
+                keep.apply(weights);
             };
             // s becomes weights relative to the row maximum so far; earlier weights must be
             // multiplied by `rescale`.
@@ -267,8 +325,8 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                     const float largest = s.row_max(h, first ? -infinity<float>() : row_max[h]);
                     // Scores that are large because of a bias do not stand being scaled.
                     const bool none = largest == -infinity<float>();
-                    const float near = none || !EXTRAS ? 0.0f : largest;
-                    const float base = none || EXTRAS ? 0.0f : largest * scale_log2;
+                    const float near = none || !GENERAL ? 0.0f : largest;
+                    const float base = none || GENERAL ? 0.0f : largest * scale_log2;
                     rescale[h] = first ? 1.0f : fast_exp2((row_max[h] - near) * scale_log2 - base);
                     row_max[h] = largest;
                     float sum = 0;
@@ -291,15 +349,17 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                 barriers.v_full[before.stage].wait(before.parity);
                 start_output(before, add);
                 pass_turn();
+                if (DROPS) draw_keep_mask(n);
                 wgmma_wait<1>();
                 fence_registers(s.values);
-                arrive_warp(barriers.k_empty[at.stage]);
-                if (EXTRAS) bias(n);
-                if (n < whole_first || n >= whole_last) mask(n);
+                release(barriers.k_empty[at.stage]);
+                if (GENERAL) bias(n);
+                if (n < whole_first || n >= whole_last || (MASKED && !(entry & 1))) mask(n);
                 online_softmax(rescale, false);
                 finish_output();
-                if (EXTRAS) apply_dropout(n);
                 s.template round_to<T>(weights);
+                if (GENERAL) apply_dropout(n);
+                if (DROPS) keep.apply(weights);
                 o.scale_rows(rescale);
                 add = true;
                 before = at;
@@ -307,7 +367,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
             };
 
             if (some) {
-                if (own_last < last) { wait_for_turn(); pass_turn(); }
+                if (n < last - 1) { wait_for_turn(); pass_turn(); }
                 // The first tile of keys.
                 float rescale[2];
                 if (KEPT) {
@@ -317,16 +377,18 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                 }
                 barriers.k_full[at.stage].wait(at.parity);
                 start_scores();
+                if (DROPS) draw_keep_mask(n);
                 finish_scores();
-                if (EXTRAS) bias(n);
+                if (GENERAL) bias(n);
                 mask(n);
                 online_softmax(rescale, true);
-                if (EXTRAS) apply_dropout(n);
                 s.template round_to<T>(weights);
+                if (GENERAL) apply_dropout(n);
+                if (DROPS) keep.apply(weights);
                 before = at;
                 at.next();
                 // The others.
-                for (--n; n >= own_first; --n) step();
+                for (next(); n >= own_first; next()) step();
                 if (KEPT < HALVES) arrive_warp(barriers.q_empty[group]);
                 // The last tile of values.
                 barriers.v_full[before.stage].wait(before.parity);
@@ -334,6 +396,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
                 finish_output();
                 skip(first);
             } else {
+                skip(first);
                 if (first < last) arrive_warp(barriers.q_empty[group]);
                 o.clear();
             }
@@ -342,18 +405,19 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
             // Divide and store.
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const int t = own_row + 8 * h, length = EXTRAS ? extras.length : p.queries;
+                const int t = own_row + 8 * h, length = GENERAL ? extras.length : p.queries;
                 const long long place = (long long)of.batch * p.queries + of.first_query + t;
                 const float sum = some ? quad_sum(row_sum[h]) : 0;
-                const float inverse_keep = EXTRAS ? extras.inverse_keep : 1;
+                const float inverse_keep = GENERAL || DROPS ? extras.inverse_keep : 1;
                 store_row(y + (place * p.heads + tile.head) * p.width, o, h,
                           sum == 0 ? 0.0f : inverse_keep / sum, t < of.queries ? p.width : 0);
                 if (lane % 4 == 0 && t < of.queries)
                     logsumexp[((long long)of.batch * p.heads + tile.head) * length +
-                              of.first_query + t] = sum == 0 ? infinity<float>()
-                                                             : row_max[h] * (EXTRAS ? 1 : p.scale) +
-                                                                   logf(sum);
+                              of.first_query + t] =
+                        sum == 0 ? infinity<float>()
+                                 : row_max[h] * (GENERAL ? 1 : p.scale) + logf(sum);
             }
         }
     }
+    if (CLUSTER > 1) cluster_sync();   // no block exits while another may still write to it
 }

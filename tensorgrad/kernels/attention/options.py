@@ -43,7 +43,8 @@ class AttentionOptions:
         adds: whether bias holds values other than 0 and -inf.
         dropout: the probability with which a weight is set to 0. With sequences of several
             lengths, weight (s, h, i, j) takes the bits that it has in (sequences, H, *longest).
-        key: of the random bits of dropout, for `philox.fill_keep`; the CUDA kernels generate them.
+        key: of the random bits of dropout, for `philox.fill_attention_keep`; the CUDA kernels
+            generate them.
         keep: (B, H, Tq, Tk), bool: the keep mask of dropout, on the CPU.
         sequences: where sequences of several lengths lie; None for one of each batch entry.
         tf32: whether products may round float32 to TF32.

@@ -78,12 +78,10 @@ __device__ inline void rotate_rows(T* const (&tiles)[TILES], const Angles& angle
 template <int N>
 __device__ inline void load_keep_mask(Word (&keep)[N], const AttentionArguments& p,
                                       const AttentionDropout& dropout, int head, int sequence) {
-    constexpr int LANES_EACH = N / 16;
-    for (int i = threadIdx.x / LANES_EACH; i < N; i += LANES<N> / LANES_EACH) {
-        const Word query = (Word(sequence) * p.heads + head) * p.queries + i;
-        const Word bits = keep_bits<N>(dropout, query * p.keys);
-        if (threadIdx.x % LANES_EACH == 0) keep[i] = bits;
-    }
+    draw_keep_bits<N, N>(p, dropout, Word(sequence) * p.heads + head, 0, 0, LANES<N>,
+                         [&](int query, int key, unsigned bits) {
+        reinterpret_cast<unsigned short*>(keep + query)[key / 16] = bits;
+    });
 }
 
 // Load a head's queries, keys, values and keep mask, and wait for these and all loads before them.

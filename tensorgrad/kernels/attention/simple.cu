@@ -109,18 +109,16 @@ __device__ inline void finish_scores(T (&s)[4][2], const AttentionArguments& p, 
     });
 }
 
-// Draw the keep mask of a tile, 32 or with KEYS 64 bits a query; `first` is the number of the first
-// query's first weight.
+// Draw the keep mask of a tile, from a query and a key on.
 template <bool KEYS, typename T>
 __device__ inline void draw_keep_mask(SharedTiles<T>& shared, const AttentionArguments& p,
-                                      const AttentionDropout& dropout, Word first) {
-    constexpr int BITS = KEYS ? 64 : 32, LANES_EACH = BITS / 16, QUERIES = KEYS ? COLUMNS : ROWS;
-    const int query = threadIdx.x / LANES_EACH;
+                                      const AttentionDropout& dropout, Word head, int query,
+                                      int key) {
     __syncthreads();
-    if (query < QUERIES) {
-        const Word bits = keep_bits<BITS>(dropout, first + Word(query) * p.keys);
-        if (threadIdx.x % LANES_EACH == 0) shared.keep[query] = bits;
-    }
+    draw_keep_bits<KEYS ? COLUMNS : ROWS, KEYS ? ROWS : COLUMNS>(
+        p, dropout, head, query, key, THREADS, [&](int row, int column, unsigned bits) {
+            reinterpret_cast<unsigned short*>(shared.keep + row)[column / 16] = bits;
+        });
     __syncthreads();
 }
 // x times `factor` where dropout keeps the weight, else 0.
@@ -172,8 +170,7 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
     y += place(p.y, block.sequence, block.head, span.q_start + block_row) + piece;
     if (bias != nullptr) bias += block.sequence * p.bias[0] + block.head * p.bias[1];
     const ColumnRange seen = block.tiles_seen(p, COLUMNS);
-    const Word bits = ((Word(block.sequence) * p.heads + block.head) * p.queries + block_row) *
-                      p.keys;
+    const Word head = Word(block.sequence) * p.heads + block.head;
 
     T s[4][2], o[4][4] = {}, row_max[4], row_sum[4] = {};
     #pragma unroll
@@ -199,7 +196,7 @@ attention_forward(T* __restrict__ y, T* __restrict__ logsumexp, const T* __restr
         }
         // Dropout.
         if (dropout.threshold >= 0) {
-            draw_keep_mask<false>(shared, p, dropout, bits + column);
+            draw_keep_mask<false>(shared, p, dropout, head, block_row, column);
             apply_dropout<false>(s, shared, T(1));
         }
         // Weighted values.
@@ -265,10 +262,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
             // Gradients of the weights.
             multiply_rows(g, shared, a2, a2_at.row, rows, b2_tile, b2_at.row, left, p.width);
             if (dropout.threshold >= 0) {
-                const Word row = (Word(block.sequence) * p.heads + head) * p.queries +
-                                 (KEYS ? column : block_row);
-                draw_keep_mask<KEYS>(shared, p, dropout,
-                                     row * p.keys + (KEYS ? block_row : column));
+                draw_keep_mask<KEYS>(shared, p, dropout, Word(block.sequence) * p.heads + head,
+                                     KEYS ? column : block_row, KEYS ? block_row : column);
                 apply_dropout<KEYS>(g, shared, inverse_keep);
             }
             // Weights, and gradients of the scores.

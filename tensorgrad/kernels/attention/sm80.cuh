@@ -303,16 +303,11 @@ template <bool KEYS, int D, int R, int N, typename T>
 __device__ inline void draw_keep_mask(T* tile, const AttentionArguments& p,
                                       const AttentionDropout& dropout, int sequence, int head,
                                       int block_row, int column) {
-    constexpr int BITS = KEYS ? 64 : N, LANES_EACH = BITS / 16, WORDS = KEYS ? R : 1;
-    #pragma unroll 1
-    for (int i = threadIdx.x / LANES_EACH; i < (KEYS ? N : 64 * R) * WORDS;
-         i += THREADS / LANES_EACH) {
-        const int query = i / WORDS, word = i % WORDS, key = KEYS ? block_row + 64 * word : column;
-        const Word row = (Word(sequence) * p.heads + head) * p.queries +
-                         (KEYS ? column : block_row);
-        const Word bits = keep_bits<BITS>(dropout, (row + query) * p.keys + key);
-        Word* to = reinterpret_cast<Word*>(tile + query * PITCH<T, D> + D);
-        if (threadIdx.x % LANES_EACH == 0) to[word] = bits;
-    }
+    constexpr int QUERIES = KEYS ? N : 64 * R, BITS = KEYS ? 64 * R : N;
+    draw_keep_bits<QUERIES, BITS>(
+        p, dropout, Word(sequence) * p.heads + head, KEYS ? column : block_row,
+        KEYS ? block_row : column, THREADS, [&](int query, int key, unsigned bits) {
+            reinterpret_cast<unsigned short*>(tile + query * PITCH<T, D> + D)[key / 16] = bits;
+        });
     __syncthreads();
 }

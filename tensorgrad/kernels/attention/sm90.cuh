@@ -1,8 +1,8 @@
 // Parts of FlashAttention's forward and backward kernels on Hopper.
 #pragma once
+#include "attention/keep.cuh"
 #include "fragment.cuh"
 #include "hopper.cuh"
-#include "philox.cuh"
 
 // Shared memory of each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
@@ -104,13 +104,19 @@ struct AttentionSm90Arguments {
     float scale;
 };
 
-// Arguments that only kernels compiled with EXTRAS read. A null pointer: the launch has none.
+// Options for which forward is compiled, beside a band: none; a mask that hides the same keys from
+// all heads and queries of a sequence; dropout; both; or all of them, tested at run time.
+constexpr int PLAIN = 0, KEY_MASK = 1, DROPOUT = 2, EXTRAS = 4;
+
+// Arguments that PLAIN kernels do not read. A null pointer: the launch has none.
 struct AttentionSm90Extras {
+    const int* key_tiles;   // with KEY_MASK: see key_mask.cu
+    const unsigned char* key_bits;
     const float* bias;   // added to the scores: (batch, heads, queries, keys) with these strides
     long long bias_batch, bias_head, bias_query, bias_key;
     // Starts of the sequences, which then lie in one row of `length` queries; or null.
     const int *query_starts, *key_starts;
-    Word seed, draw, stream;   // dropout, see keep_16
+    Word seed, draw, stream;   // dropout, see keep.cuh
     const Word* offset;
     int length, columns;   // sums: of backward, padded for each sequence to a multiple of `columns`
     unsigned threshold;   // the keep probability times 2^16; 2^16: no dropout
@@ -131,70 +137,68 @@ __device__ inline Sequence sequence_of(const AttentionSm90Arguments& p,
             extras.key_starts[batch + 1] - key};
 }
 
-// Bit i says whether dropout keeps weight number `first` + i of all (batch, heads, queries, keys):
-// the bits of random_keep in random.cu, sixteen of which come from one block of random words.
-__device__ inline unsigned keep_16(const AttentionSm90Extras& extras, Word draw, Word first) {
-    const unsigned skip = first % 16;
-    unsigned bits = 0;
-    // From two blocks, where they meet in between. The whole warp decides: lanes that went ways of
-    // their own here would not be together again in the matrix products that follow.
-    #pragma unroll 1
-    for (int i = __any_sync(0xffffffff, skip); i >= 0; --i) {
-        const Bits words = philox(extras.seed, draw, extras.stream, first / 16 + i);
-        unsigned block = 0;
-        #pragma unroll
-        for (int k = 0; k < 16; ++k) block |= unsigned(lane<16>(words, k) < extras.threshold) << k;
-        bits = bits << 16 | block;
-    }
-    return bits >> skip & 0xffff;
+// Four bytes, each filled with the sign of a byte of x (0 to 3) or y (4 to 7), which a hexadecimal
+// digit of SELECTED names.
+template <int SELECTED> __device__ inline unsigned sign_bytes(unsigned x, unsigned y) {
+    unsigned mask;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(mask) : "r"(x), "r"(y), "n"(SELECTED | 0x8888));
+    return mask;
 }
 
-// The keep mask: one bit for each of a thread's accumulators of 64 x N weights, of which rows are
-// queries. `first` is the number of the weight in column 0 of the thread's first row, `pitch` that
-// from row to row.
-template <int N>
-__device__ inline unsigned long long keep_rows(const AttentionSm90Extras& extras, Word draw,
-                                               Word first, Word pitch) {
-    constexpr int PIECES = N / 16;   // pieces of a row; a quad shares the work for its two
-    const int lane = threadIdx.x % 4;
-    unsigned long long keep = 0;
-    #pragma unroll 1
-    for (int start = 0; start < 2 * PIECES; start += 4) {
-        const int own = start + lane;
-        const unsigned piece =
-            keep_16(extras, draw, first + own / PIECES * 8 * pitch + own % PIECES * 16);
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int which = start + i;
-            const unsigned long long bits = __shfl_sync(0xffffffff, piece, i, 4) >> 2 * lane;
-            if (which < 2 * PIECES)
-                keep |= (bits & 3 | (bits >> 8 & 3) << 4)
-                        << (which % PIECES * 8 + which / PIECES * 2);
-        }
-    }
-    return keep;
-}
+// The keep mask of a warpgroup's 64 x N weights. KEYS: rows are keys and columns queries, else the
+// reverse.
+template <int N, bool KEYS> struct KeepMask {
+    // The blocks (see keep.cuh) of a warp's 16 rows: four lanes share those of two queries, or with
+    // KEYS all lanes those of 16 keys.
+    static constexpr int BLOCKS = KEYS ? N / 2 : N / 16, LANES = KEYS ? 32 : 4;
+    static constexpr int OWN = (BLOCKS + LANES - 1) / LANES;
+    unsigned bits[OWN];
 
-// The same where rows are keys. `first` is the number of the weight in column 0 of the warp's first
-// row.
-template <int N>
-__device__ inline unsigned long long keep_columns(const AttentionSm90Extras& extras, Word draw,
-                                                  Word first, Word pitch) {
-    const int lane = threadIdx.x % 32;
-    unsigned long long keep = 0;
-    #pragma unroll 1
-    for (int start = 0; start < N; start += 32) {
-        const unsigned piece = keep_16(extras, draw, first + (start + lane) * pitch);   // 16 keys
+    // row, column: of the warp's first weight.
+    __device__ void draw(Word key, Word head, int queries, int keys, int row, int column,
+                         unsigned threshold) {
+        const int lane = threadIdx.x % 32;
+        const int query = KEYS ? column + lane / 8 * 16 + lane % 8 : row + lane / 4;
+        const Word first = keep_block(head, queries, keys, query, KEYS ? row : column)
+                         + (KEYS ? 0 : lane % 4);
+        const Word step = KEYS ? 32 * ((keys + 15) / 16) : 4;   // to the next block of a lane
+        Word blocks[OWN];
         #pragma unroll
-        for (int i = 0; i < 8; ++i) {   // the columns of the thread among these 32
-            const int column = i / 2 * 8 + lane % 4 * 2 + i % 2;
-            const unsigned long long bits = __shfl_sync(0xffffffff, piece, column) >> lane / 4;
-            if (start + i / 2 * 8 < N)
-                keep |= (bits & 1 | (bits >> 8 & 1) << 2) << (start / 2 + i / 2 * 4 + i % 2);
+        for (int i = 0; i < OWN; ++i) blocks[i] = first + i * step;
+        keep_bits<OWN>(bits, key, blocks, threshold);
+    }
+    // f(i, mask) for each of a thread's accumulators: all ones where it is kept, else 0.
+    template <typename F> __device__ void for_each(F f) const {
+        const int lane = threadIdx.x % 32;
+        #pragma unroll
+        for (int c = 0; c < N / 16; ++c)
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const unsigned word = KEYS
+                    ? __shfl_sync(0xffffffff, bits[c / 4], c % 4 * 8 + lane % 4 * 2 + e)
+                    : __shfl_sync(0xffffffff, bits[c / 4], c % 4, 4);
+                const unsigned signs = word << (7 - (KEYS ? lane / 4 : lane % 4 * 2 + e));
+                f(8 * c + e, sign_bytes<0x0000>(signs, 0));
+                f(8 * c + 2 + e, sign_bytes<KEYS ? 0x1111 : 0x2222>(signs, 0));
+                f(8 * c + 4 + e, sign_bytes<KEYS ? 0x2222 : 0x1111>(signs, 0));
+                f(8 * c + 6 + e, sign_bytes<0x3333>(signs, 0));
+            }
+    }
+    // Clear the rounded weights, two a word, that are not kept.
+    __device__ void apply(unsigned (&weights)[N / 4]) const {
+        static_assert(!KEYS, "rows are queries");
+        const int lane = threadIdx.x % 4;
+        #pragma unroll
+        for (int c = 0; c < N / 16; ++c) {
+            const unsigned word = __shfl_sync(0xffffffff, bits[c / 4], c % 4, 4);
+            const unsigned even = word << (7 - 2 * lane), odd = word << (6 - 2 * lane);
+            weights[4 * c] &= sign_bytes<0x4400>(even, odd);
+            weights[4 * c + 1] &= sign_bytes<0x6622>(even, odd);
+            weights[4 * c + 2] &= sign_bytes<0x5511>(even, odd);
+            weights[4 * c + 3] &= sign_bytes<0x7733>(even, odd);
         }
     }
-    return keep;
-}
+};
 
 // Scale the scores and add the bias, with EXTRAS. KEYS: rows are keys and columns queries, else the
 // reverse. row, column: the thread's first, of `rows` and `columns`; beyond those the last is

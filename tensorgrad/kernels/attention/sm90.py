@@ -20,7 +20,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.dtypes import Dtype, c_name, float32
+from tensorgrad.core.dtypes import Dtype, c_name, float32, int32, uint8
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.attention.options import (
     ALL,
@@ -56,13 +56,17 @@ _FORWARD_TILES: tuple[_Tiles, _Tiles] = (
     {32: (3, 128), 64: (3, 128), 96: (3, 96), 128: (2, 128), 256: (2, 80)},
     {64: (3, 64), 128: (2, 64), 256: (2, 32)},
 )
-_LONG_TILES = {128: (2, 176)}
+_LONG_TILES: _Tiles = {128: (2, 176)}
+_CLUSTERS = (128, 256)  # widths for which pairs of blocks share keys and values, in full attention
+# Forward with a mask of keys, with dropout.
+_MASKED_TILES = _FORWARD_TILES[0] | {256: (2, 64)}
+_DROPOUT_TILES = {32: (3, 128), 64: (2, 128), 96: (2, 128), 128: (2, 128), 256: (2, 64)}
 _KEYS_TILES: tuple[_Tiles, _Tiles] = (
-    {32: (2, 96), 64: (2, 96), 96: (2, 64), 128: (2, 64), 256: (2, 32)},
+    {32: (2, 96), 64: (2, 96), 96: (2, 64), 128: (2, 64), 256: (2, 64)},
     {64: (2, 64), 128: (2, 64), 256: (2, 32)},
 )
 _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
-    {32: (3, 64), 64: (3, 64), 96: (3, 64), 128: (2, 80), 256: (2, 32)},
+    {32: (3, 64), 64: (3, 64), 96: (3, 64), 128: (2, 80), 256: (2, 64)},
     {64: (2, 64), 128: (2, 64), 256: (2, 32)},
 )
 # The kernel with ordered sums: queries of a tile by head width; a block has 128 keys.
@@ -86,9 +90,11 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     y = empty_result(arrays[0], arrays[0].dtype)
     q, k, v = [readable(array) for array in arrays]
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
-    kernel, grid, block, columns, struct = _geometry(q, k, options).forward
+    geometry = _geometry(q, k, options)
+    kernel, grid, block, columns, struct = geometry.forward
     maps = boxes(q), boxes(k, columns), boxes(v, columns)
-    extras = _extras(options, q.shape[2], 0)
+    key_mask = _key_mask(options, columns) if "KEY_MASK" in geometry.options else None
+    extras = _extras(options, q.shape[2], 0, key_mask)
     overlap.launch_in_graph(
         kernel, grid, block,
         (y, logsumexp, counter(q), *maps, struct, extras, number("?", is_capturing())), _SHARED,
@@ -212,8 +218,37 @@ def _geometry(q: Array, k: Array, options: AttentionOptions) -> _Geometry:
     lengths = None if starts is None else (len(starts.q_starts) - 1, *starts.longest)
     return _geometry_of(
         q.dtype, q.shape, k.shape, lengths, options.before, options.after, options.scale, extras,
-        q.device.id,
+        _forward_options(options), q.device.id,
     )  # fmt: skip
+
+
+def _forward_options(options: AttentionOptions) -> str:
+    """Return what forward is compiled for: PLAIN, EXTRAS, or parts of extras that cost little."""
+    bias, found = options.bias, []
+    if options.sequences is not None or options.scale <= 0:
+        return "EXTRAS"
+    if options.dropout > 0:
+        found.append("DROPOUT")
+    if bias is not None:
+        if options.adds or any(bias.strides[axis] for axis in (1, 2) if bias.shape[axis] > 1):
+            return "EXTRAS"
+        found.append("KEY_MASK")
+    return " + ".join(found) or "PLAIN"
+
+
+def _key_mask(options: AttentionOptions, columns: int) -> tuple[Array, Array]:
+    """Return which tiles and which keys are seen; see key_mask.cu."""
+    mask = options.bias
+    assert mask is not None
+    batch, keys = mask.shape[0], mask.shape[3]
+    count = -(-keys // columns)
+    tiles = backend.empty((batch, count), int32, like=mask)
+    bits = backend.empty((batch, count, columns // 8), uint8, like=mask)
+    strides = (np.int64(mask.strides[axis] // mask.itemsize) for axis in (0, 3))
+    load("attention/key_mask.cu", "attention_key_mask")(
+        (batch,), (256,), (tiles, bits, mask, *strides, *map(np.int32, (keys, columns, count)))
+    )
+    return tiles, bits
 
 
 class _Geometry:
@@ -223,15 +258,16 @@ class _Geometry:
         dtype, q_shape, k_shape: of the arrays.
         lengths: the number of sequences and the longest of q and of k; None: those of the arrays.
         before, after, scale: as in `AttentionOptions`.
-        extras: whether the kernels with extras are needed.
+        extras: whether backward needs the kernels with extras.
+        options: which forward kernels, from `_forward_options`.
         device: the GPU, which is the current one.
     """
 
     def __init__(
         self, dtype: Dtype, q_shape: Shape, k_shape: Shape, lengths: tuple[int, int, int] | None,
-        before: int, after: int, scale: float, extras: bool, device: int,
+        before: int, after: int, scale: float, extras: bool, options: str, device: int,
     ) -> None:  # fmt: skip
-        self.dtype, self.extras, self.scale = dtype, extras, scale
+        self.dtype, self.extras, self.options, self.scale = dtype, extras, options, scale
         self.batch, self.heads, self.queries, self.width = q_shape
         self.kv_heads, self.keys = k_shape[1:3]
         if lengths is not None:
@@ -239,7 +275,7 @@ class _Geometry:
         self.before, self.after = before, after
         self.even = before == after == ALL and lengths is None
         self.processors = sm_count(device)
-        columns = self._tiles(_KEYS_TILES)[2]
+        columns = self._tiles(_KEYS_TILES[self.extras])[2]
         self.padded = self.pitch = -(-self.queries // columns) * columns
         if lengths is not None:  # each sequence starts at a multiple of `columns`
             self.pitch = (q_shape[2] // columns + self.batch + 1) * columns
@@ -251,33 +287,45 @@ class _Geometry:
     @cached_property
     def forward(self) -> _TileLaunch:
         """The kernel of the forward pass."""
-        width, groups, columns = self._tiles(_FORWARD_TILES)
-        if not self.extras and (self.keys >= 8192 or (self.keys >= 2048 and self.even)):
-            groups, columns = _LONG_TILES.get(width, (groups, columns))
-        return self._launch(_FORWARD, "attention_forward", width, groups, columns)
+        table = _FORWARD_TILES[self.options == "EXTRAS"]
+        if "DROPOUT" in self.options:
+            table = _DROPOUT_TILES
+        elif self.options == "KEY_MASK":
+            table = _MASKED_TILES
+        elif self.options == "PLAIN" and (self.keys >= 8192 or (self.keys >= 2048 and self.even)):
+            table = table | _LONG_TILES
+        tiles = self._tiles(table)
+        if self.options == "PLAIN" and self.even and self.keys >= 2048 and tiles[0] in _CLUSTERS:
+            return self._launch(_FORWARD, "attention_forward", *tiles, "PLAIN, 2", cluster=2)
+        return self._launch(_FORWARD, "attention_forward", *tiles, self.options)
 
     @cached_property
     def backward_rows(self) -> _TileLaunch:
         """The kernel for the statistics of each query, padded to tiles of `backward_keys`."""
         kernel = load(_BACKWARD, f"attention_backward_rows<{c_name(self.dtype)}>")
         blocks = self.batch * -(-self.heads // _HEADS) * -(-self.padded // 32)
-        return _TileLaunch(kernel, (blocks,), (256,), self._tiles(_KEYS_TILES)[2], self._struct())
+        return _TileLaunch(
+            kernel, (blocks,), (256,), self._tiles(_KEYS_TILES[self.extras])[2], self._struct()
+        )
 
     @cached_property
     def backward_keys(self) -> list[_TileLaunch]:
         """The kernels for dk and dv: one where registers hold both."""
-        tiles = self._tiles(_KEYS_TILES)
+        tiles = self._tiles(_KEYS_TILES[self.extras])
         both = tiles[0] <= _BOTH_GRADIENTS[self.extras]
         return [
-            self._launch(_BACKWARD, "attention_backward", *tiles, part, of_keys=True)
+            self._launch(_BACKWARD, "attention_backward", *tiles, self._part(part), of_keys=True)
             for part in (("BOTH",) if both else ("KEYS", "VALUES"))
         ]
 
     @cached_property
     def backward_queries(self) -> list[_TileLaunch]:
         """The kernel for dq."""
-        tiles = self._tiles(_QUERIES_TILES)
-        return [self._launch(_BACKWARD, "attention_backward", *tiles, "QUERIES")]
+        tiles = self._tiles(_QUERIES_TILES[self.extras])
+        return [self._launch(_BACKWARD, "attention_backward", *tiles, self._part("QUERIES"))]
+
+    def _part(self, gradients: str) -> str:
+        return f"{gradients}, {'true' if self.extras else 'false'}"
 
     @cached_property
     def ordered(self) -> _Ordered | None:
@@ -308,23 +356,22 @@ class _Geometry:
         teams = by_value(BackwardTeams(team, not causal))
         return _Ordered(kernel, grid, rows, tiles * rows, self._struct(of_keys=True), teams)
 
-    def _tiles(self, table: tuple[_Tiles, _Tiles]) -> tuple[int, int, int]:
+    def _tiles(self, table: _Tiles) -> tuple[int, int, int]:
         """Return the least width of a table that holds the heads, and its tiles."""
-        width = min(w for w in table[self.extras] if w >= self.width)
-        return (width, *table[self.extras][width])
+        width = min(w for w in table if w >= self.width)
+        return (width, *table[width])
 
     def _launch(
-        self, file: str, name: str, width: int, groups: int, columns: int, *part: str,
-        of_keys: bool = False,
+        self, file: str, name: str, width: int, groups: int, columns: int, last: str,
+        of_keys: bool = False, cluster: int = 1,
     ) -> _TileLaunch:  # fmt: skip
         """Return a kernel with a persistent grid: a block for each SM or tile."""
         rows, heads = (self.keys, self.kv_heads) if of_keys else (self.queries, self.heads)
-        count = -(-rows // (64 * groups)) * heads * self.batch
+        count = -(-rows // (64 * groups * cluster)) * heads * self.batch
         sizes = ", ".join([c_name(self.dtype), *map(str, (width, groups, columns))])
-        last = ", ".join([*part, "true" if self.extras else "false"])
         kernel = load(file, f"{name}<{sizes}, {last}>")
         block = _WARPGROUP * (groups + 1)
-        grid = min(self.processors, count)
+        grid = min(self.processors // cluster, count) * cluster
         return _TileLaunch(kernel, (grid,), (block,), columns, self._struct(of_keys))
 
     def _struct(self, of_keys: bool = False) -> Any:
@@ -381,7 +428,10 @@ def _best_team(
     return best
 
 
-def _extras(options: AttentionOptions, length: int, columns: int) -> Any:
+def _extras(
+    options: AttentionOptions, length: int, columns: int,
+    key_mask: tuple[Array, Array] | None = None,
+) -> Any:  # fmt: skip
     """Return the struct AttentionSm90Extras."""
     starts, bias, key = options.sequences, options.bias, options.key
     if starts is None and bias is None and key is None:
@@ -390,7 +440,9 @@ def _extras(options: AttentionOptions, length: int, columns: int) -> Any:
     extras = AttentionSm90Extras(
         length=length, columns=columns, threshold=round(keep * 2**16), inverse_keep=1 / keep
     )
-    if bias is not None:
+    if key_mask is not None:
+        extras.key_tiles, extras.key_bits = map(address, key_mask)
+    elif bias is not None:
         extras.bias = address(bias)
         steps = [step // 4 for step in bias.strides]
         extras.bias_batch, extras.bias_head, extras.bias_query, extras.bias_key = steps
