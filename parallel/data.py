@@ -21,7 +21,7 @@ import numpy as np
 from tensorgrad.autograd import trees
 from tensorgrad.core.arrays import added, cast
 from tensorgrad.core.backend import Array, empty
-from tensorgrad.core.dtypes import Dtype, float32
+from tensorgrad.core.dtypes import Dtype, compute_dtype, float32
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
@@ -102,6 +102,7 @@ def all_reduce_tree(values: _Tree, comm: Comm) -> _Tree:
 
     Raises:
         CommError: the ranks have different trees.
+        DtypeError: a tensor does not hold floats.
 
     Example:
         >>> product = {"weight": tg.tensor([1.0, 2.0])}
@@ -128,7 +129,7 @@ def _flat_means(tensors: Sequence[Tensor], dtype: Dtype, comm: Comm) -> dict[int
         part = flat[begin : begin + x.size].reshape(x.shape)
         part[...] = x.data
         parts[id(x)], begin = Tensor(part), begin + x.size
-    if dtype.itemsize == 2:
+    if compute_dtype(dtype) != dtype:
         _all_reduce_narrow(flat, comm)
     else:
         comm.all_reduce(flat, "mean")

@@ -174,6 +174,9 @@ def check_trees(comm: Comm, device: str) -> None:
     total = np.sum([x.astype("float32") for x in narrow], 0, dtype="float32")
     averaged = parallel.all_reduce_tree(Tensor(backend.to_device(narrow[comm.rank], device)), comm)
     same(averaged.data, (total / np.float32(comm.size)).astype(dtypes.bfloat16))  # rounded once
+    if comm.size > 1:
+        with pytest.raises(DtypeError, match="array is int16, expected floats"):
+            parallel.all_reduce_tree(Tensor(backend.to_device(np.ones(2, "int16"), device)), comm)
     layer = nn.Linear(1, 1, bias=False).to(device)
     parallel.broadcast_parameters([layer.weight.data], comm)
     broadcast_weight = layer.weight.numpy()
