@@ -60,7 +60,7 @@ def autocast(
 
     Raises:
         DtypeError: another dtype.
-        ArgumentError: scales with another dtype than "fp8".
+        ArgumentError: scales with another dtype than "fp8", or something else than scales.
 
     Example:
         >>> x, w = tg.ones((2, 3)), tg.ones((3, 4))
@@ -75,6 +75,10 @@ def autocast(
         raise DtypeError(f"autocast: dtype is {name}, expected bfloat16, float16, fp8 or tf32")
     if scales is not None and name != FP8:
         raise ArgumentError(f"autocast: scales are given for {name}, expected None")
+    if scales is not None and not hasattr(scales, "of"):
+        raise ArgumentError(
+            f"autocast: scales is {type(scales).__name__}, expected an optim.Fp8Scales or None"
+        )
     with replaced(mode, autocast=Casts(name, scales) if enabled else None):
         yield
 

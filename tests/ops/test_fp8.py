@@ -264,6 +264,8 @@ def test_what_8_bits_cannot_do_is_said(device: str) -> None:
         tg.linear(x, w, kernel="fp8")
     with pytest.raises(ArgumentError, match="scales are given for bfloat16"):
         autocast("bfloat16", scales=object()).__enter__()
+    with pytest.raises(ArgumentError, match="scales is int, expected an"):
+        autocast("fp8", scales=3).__enter__()
     slope = tg.grad(lambda x: tg.linear(x, v, kernel="fp8").sum())
     with pytest.raises(GradError, match="linear"):
         tg.grad(lambda x: (slope(x) ** 2).sum())(x)
